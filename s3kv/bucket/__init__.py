@@ -1,0 +1,1 @@
+"""Object storage: one protocol, one S3 client, decorators, a memory store."""
