@@ -1,0 +1,265 @@
+"""Reads the index log: runs and ticks in their order, and the inbox where the log may be behind.
+
+Rules upheld here: a 404 on the next tick means "this is the head" only to a reader who knew the
+head a short while ago (R4): otherwise the tick may have existed and been cleaned up, and the log is
+listed again. Segments are durable commits, so opening and resyncing read them too. What cannot be
+read is skipped and counted, and the snapshot says that it is incomplete.
+
+Sans-IO (see `requests`). A generator may be abandoned at any request: no state is half-changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from s3kv.core import keys
+from s3kv.core.ids import NamespaceId
+from s3kv.core.indexfile import Header, Kind, decode, max_file_bytes
+from s3kv.core.maintenance import Reading, Span, plan_reading
+from s3kv.core.records import EMPTY, RecordSet, merge
+from s3kv.core.requests import (
+    PARALLEL_MAX,
+    Absent,
+    Get,
+    Listed,
+    ListPrefix,
+    Reply,
+    Steps,
+    ask_all,
+    listed,
+)
+from s3kv.core.snapshot import Pause, Snapshot
+from s3kv.errors import Corrupt, Mismatch, Transient
+
+RELIST_MAX: Final = 8
+RESYNC_MAX: Final = 4
+"""Attempts in one call before `Transient`: the log moves faster than we read, try later."""
+
+LOADS_BIT: Final = 1
+SAVES_BIT: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    runs: frozenset[Span]
+    ticks: frozenset[int]
+    segments: tuple[Listed, ...]
+    sent_s: float
+
+    @property
+    def newest(self) -> int:
+        return max((*self.ticks, *(hi for _, hi in self.runs)), default=0)
+
+
+class Follower:
+    """The state of one reader, owned by one task; `snapshot` alone is read by others.
+
+    leader: the process that signed the newest tick, if known; interval_ms: the newest advice on how
+    often writers may commit; tick_seen_s: when another tick last arrived while polling.
+    """
+
+    def __init__(self, namespace: NamespaceId, head_ttl_s: float) -> None:
+        """Know nothing yet."""
+        self.namespace = namespace
+        self.snapshot = Snapshot(head_ttl_s=head_ttl_s)
+        self.leader: bytes | None = None
+        self.interval_ms = 0
+        self.pause_bits = 0
+        self.tick_seen_s = float("-inf")
+        self.resync_count = 0
+        self.skipped_count = 0
+
+    def open(self) -> Steps[None]:
+        """Read the whole log and the inbox, up to the head. Raises `Transient`, `Denied`."""
+        yield from self.resync()
+        yield from self.poll()
+
+    def poll(self) -> Steps[None]:
+        """Read what is new, until the head is proved. Raises `Transient`, `Denied`."""
+        width, full_count, resyncs = 1, 0, 0
+        while True:
+            first = self.snapshot.head + 1
+            names = [keys.tick_key(self.namespace, first + i) for i in range(width)]
+            tick_bytes = max_file_bytes(Kind.TICK)
+            replies = yield from ask_all([Get(name, tick_bytes) for name in names])
+            count = _leading_present(replies)
+            self._read_ticks(first, replies[:count])
+            if count:
+                self.tick_seen_s = replies[count - 1].received_s
+            if count == len(replies):
+                # One new tick is usual; two mean an outage: then read in ever larger bites.
+                full_count += 1
+                width = min(width * 2, PARALLEL_MAX) if full_count > 1 else 1
+                continue
+            missing = replies[count]
+            has_hole = any(not isinstance(r.value, Absent) for r in replies[count:])
+            if not has_hole and self._trusts(missing):
+                self._confirm(missing.sent_s)
+                return
+            resyncs += 1
+            if resyncs > RESYNC_MAX:
+                raise Transient("the index log moves faster than it can be read")
+            yield from self.resync()
+            width, full_count = 1, 0
+
+    def resync(self) -> Steps[None]:
+        """List the log and read what is beyond our head; the inbox too."""
+        self.resync_count += 1
+        unreadable: set[Span] = set()
+        had_gap = False
+        for _ in range(RELIST_MAX):
+            listing = yield from self._list()
+            if listing.newest < self.snapshot.head:
+                self._start_over()
+            plan = plan_reading(self.snapshot.head, listing.runs - unreadable, listing.ticks)
+            if plan.has_gap and not had_gap:
+                had_gap = True  # perhaps only a clean-up between two pages: look again
+                continue
+            if not (yield from self._read_plan(plan, unreadable)):
+                continue
+            yield from self._read_inbox(listing.segments)
+            if plan.has_gap:
+                self._mark_incomplete()
+            self._confirm(listing.sent_s)
+            return
+        raise Transient("the index log changed under every listing")
+
+    def note(self, records: RecordSet) -> None:
+        """Learn what this process knows already: its own commits, chunks it failed to load."""
+        self.snapshot = self.snapshot.absorb(records)
+
+    def adopt(self, header: Header, records: RecordSet, head_seen_s: float) -> None:
+        """Our own tick was created: it is the newest one now."""
+        self._apply([(header, records)], header.hi)
+        self._confirm(head_seen_s)
+
+    def distrust(self) -> None:
+        """Forget that the head was ever proved: the next 404 leads to a resync."""
+        self.snapshot = replace(self.snapshot, head_seen_s=float("-inf"))
+
+    def _trusts(self, missing: Reply) -> bool:
+        """Whether this 404 can only mean that the tick was never made (R4)."""
+        return missing.received_s - self.snapshot.head_seen_s <= self.snapshot.head_ttl_s
+
+    def _confirm(self, sent_s: float) -> None:
+        seen_s = max(sent_s, self.snapshot.head_seen_s)
+        self.snapshot = replace(self.snapshot, head_seen_s=seen_s, opened=True)
+
+    def _mark_incomplete(self) -> None:
+        self.snapshot = replace(self.snapshot, incomplete=True)
+
+    def _start_over(self) -> None:
+        """Our newest tick is not in the log any more: somebody emptied it and began anew."""
+        self.snapshot = Snapshot(head_ttl_s=self.snapshot.head_ttl_s, opened=self.snapshot.opened)
+        self.leader = None
+        self.pause_bits = 0
+
+    def _list(self) -> Steps[_Listing]:
+        ns = self.namespace
+        prefixes = (keys.run_prefix(ns), keys.tick_prefix(ns), keys.inbox_prefix(ns))
+        replies = yield from ask_all([ListPrefix(prefix) for prefix in prefixes])
+        runs, ticks, segments = (listed(reply) for reply in replies)
+        spans = (keys.parse_run_key(found.key) for found in runs)
+        numbers = (keys.parse_tick_key(found.key) for found in ticks)
+        return _Listing(
+            frozenset((name.lo, name.hi) for name in spans if name is not None),
+            frozenset(name.tick for name in numbers if name is not None),
+            segments,
+            min(reply.sent_s for reply in replies),
+        )
+
+    def _read_plan(self, plan: Reading, unreadable: set[Span]) -> Steps[bool]:
+        """Read runs, then ticks; False if the listing has to be made anew."""
+        ns = self.namespace
+        run_bytes = max_file_bytes(Kind.RUN)
+        replies = yield from ask_all([Get(keys.run_key(ns, *run), run_bytes) for run in plan.runs])
+        if _leading_present(replies) < len(replies):
+            return False
+        runs = [self._decoded(r, Kind.RUN, *run) for r, run in zip(replies, plan.runs, strict=True)]
+        readable = [file for file in runs if file is not None]
+        if len(readable) < len(runs):
+            unreadable.update(
+                run for run, file in zip(plan.runs, runs, strict=True) if file is None
+            )
+            return False
+        if readable:
+            self._apply(readable, max(self.snapshot.head, *(hi for _, hi in plan.runs)))
+        for start in range(0, len(plan.ticks), PARALLEL_MAX):
+            part = plan.ticks[start : start + PARALLEL_MAX]
+            gets = [Get(keys.tick_key(ns, tick), max_file_bytes(Kind.TICK)) for tick in part]
+            replies = yield from ask_all(gets)
+            if _leading_present(replies) < len(replies):
+                return False
+            for tick, reply in zip(part, replies, strict=True):
+                self._read_ticks(tick, [reply])
+        return True
+
+    def _read_ticks(self, first: int, replies: Sequence[Reply]) -> None:
+        """Take in the ticks first, first + 1, ... in their order."""
+        found = [self._decoded(r, Kind.TICK, first + i) for i, r in enumerate(replies)]
+        readable = [file for file in found if file is not None]
+        if found:
+            self._apply(readable, max(first + len(replies) - 1, self.snapshot.head))
+            self.leader = found[-1][0].writer if found[-1] is not None else None
+        if len(readable) < len(found):
+            self._mark_incomplete()
+
+    def _read_inbox(self, segments: Sequence[Listed]) -> Steps[None]:
+        """Merge every valid segment; one that is gone by now is in a tick that we shall read."""
+        names = [keys.parse_segment_key(found.key) for found in segments]
+        ours = [name for name in names if name is not None]
+        segment_bytes = max_file_bytes(Kind.SEGMENT)
+        for start in range(0, len(ours), PARALLEL_MAX):
+            part = ours[start : start + PARALLEL_MAX]
+            gets = [Get(keys.segment_key(*_fields(name)), segment_bytes) for name in part]
+            replies = yield from ask_all(gets)
+            found = [
+                self._decoded(reply, Kind.SEGMENT, name.seq)
+                for name, reply in zip(part, replies, strict=True)
+                if not isinstance(reply.value, Absent)
+            ]
+            self.note(merge([file[1] for file in found if file is not None]))
+
+    def _decoded(
+        self, reply: Reply, kind: Kind, lo: int, hi: int | None = None
+    ) -> tuple[Header, RecordSet] | None:
+        """A file's content, or None (counted) if it cannot be read."""
+        try:
+            if not isinstance(reply.value, bytes):
+                raise Corrupt("unreadable")  # noqa: TRY301 (one way to skip, whatever the reason)
+            return decode(reply.value, self.namespace, kind, lo, lo if hi is None else hi)
+        except (Corrupt, Mismatch):
+            self.skipped_count += 1
+            return None
+
+    def _apply(self, files: Sequence[tuple[Header, RecordSet]], head: int) -> None:
+        """Merge the files, in their order, and stand at `head`."""
+        marks = [header.watermark_s for header, _ in files]
+        if files:
+            newest = files[-1][0]
+            self.leader = newest.writer if newest.kind is Kind.TICK else None
+            self.interval_ms = newest.interval_ms
+            self.pause_bits = newest.pause_bits
+        pause = Pause(bool(self.pause_bits & LOADS_BIT), bool(self.pause_bits & SAVES_BIT))
+        raised = replace(
+            self.snapshot,
+            head=head,
+            pause=pause,
+            watermark_s=max(self.snapshot.watermark_s, *marks, 0),
+        )
+        news = merge([records for _, records in files]) if files else EMPTY
+        self.snapshot = raised.absorb(news)
+
+
+def _leading_present(replies: Sequence[Reply]) -> int:
+    """How many replies stand before the first 404."""
+    for i, reply in enumerate(replies):
+        if isinstance(reply.value, Absent):
+            return i
+    return len(replies)
+
+
+def _fields(name: keys.SegmentName) -> tuple[NamespaceId, bytes, int]:
+    return name.namespace, name.writer, name.seq
