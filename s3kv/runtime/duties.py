@@ -53,15 +53,21 @@ class Duties:
     """Does duties in their order, one at a time. Owned by the task that runs it."""
 
     def __init__(
-        self, duties: Sequence[Duty], clock: Clock, rng: random.Random, backoff: Backoff
+        self,
+        duties: Sequence[Duty],
+        clock: Clock,
+        rng: random.Random,
+        backoff: Backoff,
+        denied_level: int = logging.ERROR,
     ) -> None:
-        """rng: jitter of the pauses."""
+        """rng: jitter of the pauses; denied_level: of the line about a refusal in the log."""
         self.failures = 0
         self.denials = 0
         self._duties = duties
         self._clock = clock
         self._rng = rng
         self._backoff = backoff
+        self._denied_level = denied_level
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -86,7 +92,7 @@ class Duties:
         except Denied as error:
             self.denials += 1
             if not duty.is_denied:
-                logger.error("s3kv: %s is denied: %s", duty.name, error)  # noqa: TRY400
+                logger.log(self._denied_level, "s3kv: %s is denied: %s", duty.name, error)
             duty.is_denied = True
             self._pause(duty, self._backoff.denied_s)
         except S3KVError as error:

@@ -48,12 +48,12 @@ class IndexSettings:
     ttl_s: int | None = None
     max_bytes: int | None = None
     bytes_per_block: int = 0
-    touch_s: int = 3_600  # a use is written down when the known one is older
     min_age_s: int = 3_600  # younger objects are never swept; commits have half of it
     request_timeout_s: float = 10.0
     interval_max_s: float = 60.0  # a tick's advice is obeyed up to here
     queued_records_max: int = 4 * RECORDS_MAX
     backoff: Backoff = field(default_factory=Backoff)
+    denied_level: int = logging.ERROR  # one process of an engine complains, not each
 
     def __post_init__(self) -> None:
         """Check what would silently disable the index or break its rules."""
@@ -96,7 +96,9 @@ class IndexReader:
         self._is_compared = False
         self._opened_or_refused = asyncio.Event()
         self._polled_s = float("-inf")
-        self.duties = Duties(self._list_duties(), clock, self._rng, settings.backoff)
+        self.duties = Duties(
+            self._list_duties(), clock, self._rng, settings.backoff, settings.denied_level
+        )
 
     @property
     def snapshot(self) -> Snapshot:

@@ -1,0 +1,42 @@
+"""The start-up look at the store: what it can do, in one line of the log."""
+
+from __future__ import annotations
+
+import logging
+
+from s3kv.bucket.base import ObjectStore
+from s3kv.bucket.capabilities import Capabilities, probe_capabilities
+from s3kv.config import Settings
+from s3kv.errors import S3KVError
+
+logger = logging.getLogger(__name__)
+
+
+async def why_read_only(store: ObjectStore, settings: Settings, namespace_id: str) -> str:
+    """Probe the store and say so; returns why nothing may be saved, or the empty string."""
+    try:
+        capabilities = await probe_capabilities(store)
+    except S3KVError as error:
+        # Said aloud once, by the scheduler side, which hears it with the next report.
+        logger.info("s3kv: %s: %s: %s", settings.uri, type(error).__name__, error)
+        return f"{type(error).__name__}: {error}"
+    logger.info(
+        "s3kv: namespace %s in %s; %s; format 1, load mode %s, save %s",
+        namespace_id,
+        settings.uri,
+        capabilities.describe(),
+        settings.load_mode,
+        settings.save,
+    )
+    if settings.ttl_s is None and settings.max_bytes is None:
+        logger.warning("s3kv: neither ttl_s nor max_bytes is set: the archive grows without bound")
+    return writable(capabilities)
+
+
+def writable(capabilities: Capabilities) -> str:
+    """Why this store cannot be written to safely, or the empty string."""
+    if not capabilities.writable:
+        return "the store refuses writes under this prefix"
+    if not capabilities.conditional_put:
+        return "the store has no conditional PUT (If-None-Match), so the index cannot be written"
+    return ""

@@ -1,0 +1,116 @@
+"""What the scheduler side remembers of one request, from arrival to finish."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from s3kv.config import RequestOptions, parse_request_options
+from s3kv.core.chunking import Chunk, block_chain, prompt_chunks
+from s3kv.core.ids import BlockHash
+from s3kv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+MAX_LOAD_ATTEMPTS = 2
+"""Loads per request; after that many failures it is computed (FAULTS 16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainGeometry:
+    """How a request's hashes become blocks and chunks.
+
+    block_tokens: the scheduler's block size; hashes_per_block: engine hashes per block;
+    chunk_blocks and min_tail_blocks in blocks.
+    """
+
+    block_tokens: int
+    hashes_per_block: int
+    chunk_blocks: int
+    min_tail_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A hit that was answered to the engine and not yet allocated: blocks [local, end)."""
+
+    chunks: tuple[Chunk, ...]
+    local_blocks: int
+    end_block: int
+
+    @property
+    def block_count(self) -> int:
+        """Blocks that the load will write."""
+        return self.end_block - self.local_blocks
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One request. Owned by the engine's scheduling thread.
+
+    refusal: why this request takes no part (word for the report), or empty; started_s: monotonic
+    time of the first lookup; probe: HEADs under way for it; external_tokens: tokens that a load
+    really delivered; load_s: how long loads took.
+    """
+
+    request: Request
+    options: RequestOptions
+    geometry: ChainGeometry
+    refusal: str
+    started_s: float
+    probe: Future[tuple[Chunk, ...]] | None = None
+    promise: Promise | None = None
+    attempts: int = 0
+    external_tokens: int = 0
+    load_s: float = 0.0
+    miss_reason: str = ""
+    save_chunks: list[Chunk] = field(default_factory=list)
+    next_save: int = 0
+    waits_since_s: float | None = None
+    _chain: list[BlockHash] = field(default_factory=list)
+    _hash_count: int = -1
+
+    def client_report(self) -> dict[str, object]:
+        """What the client is told: the engine's own count over-reports after failures."""
+        report: dict[str, object] = {
+            "hit_tokens": self.external_tokens,
+            "load_s": round(self.load_s, 6),
+        }
+        if not self.external_tokens or self.miss_reason == "load_failed":
+            report["miss_reason"] = self.miss_reason or "not_looked_up"
+        return {"s3kv": report}
+
+    def chain(self) -> list[BlockHash]:
+        """Hashes of all full blocks so far, one per scheduler block (grows with decoding)."""
+        hashes = self.request.block_hashes
+        if len(hashes) != self._hash_count:
+            self._hash_count = len(hashes)
+            self._chain = block_chain(hashes, self.geometry.hashes_per_block)
+        return self._chain
+
+
+def track(request: Request, geometry: ChainGeometry, now_s: float) -> Tracked:
+    """Start to remember a request; one with bad per-request options takes no part, and says so."""
+    params: Mapping[str, object] = request.kv_transfer_params or {}
+    refusal = "adapter" if request.lora_request is not None else ""
+    try:
+        options = parse_request_options(params.get("s3kv"))
+    except ConfigError as error:
+        logger.warning("s3kv: request %s: %s", request.request_id, error)
+        options, refusal = parse_request_options(None), "bad_options"
+    tracked = Tracked(
+        request=request, options=options, geometry=geometry, refusal=refusal, started_s=now_s
+    )
+    if not refusal:
+        chain = tracked.chain()
+        prompt_blocks = min(request.num_prompt_tokens // geometry.block_tokens, len(chain))
+        tracked.save_chunks = prompt_chunks(
+            chain, prompt_blocks, geometry.chunk_blocks, geometry.min_tail_blocks
+        )
+    return tracked

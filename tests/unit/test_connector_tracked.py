@@ -1,0 +1,87 @@
+"""What is remembered of one request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.connector_values import (
+    BLOCK,
+    GEOMETRY,
+    ChainGeometry,
+    FakeRequest,
+    Promise,
+    Tracked,
+    chain_of,
+    track,
+)
+
+
+def tracked(token_count: int, **more: Any) -> Tracked:
+    request: Any = FakeRequest.of(token_count, **more)
+    return track(request, GEOMETRY, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("token_count", "ends"),
+    [
+        (BLOCK, []),
+        (2 * BLOCK - 1, []),
+        (2 * BLOCK, [2]),
+        (4 * BLOCK - 1, [3]),
+        (4 * BLOCK, [4]),
+        (5 * BLOCK, [4]),
+        (6 * BLOCK, [4, 6]),
+        (9 * BLOCK + 3, [4, 8]),
+    ],
+)
+def test_a_prompt_is_saved_in_full_chunks_and_a_tail_that_is_long_enough(
+    token_count: int, ends: list[int]
+) -> None:
+    assert [c.end_block for c in tracked(token_count).save_chunks] == ends
+
+
+def test_the_chain_grows_with_decoding_but_what_is_saved_does_not() -> None:
+    one = tracked(5 * BLOCK)
+    request: Any = one.request
+    assert one.chain() == chain_of(5)
+    request.block_hashes.append(chain_of(6)[5])
+    assert one.chain() == chain_of(6)
+    assert [c.end_block for c in one.save_chunks] == [4]
+
+
+def test_finer_engine_hashes_become_one_per_block() -> None:
+    request: Any = FakeRequest("r", 8 * BLOCK, chain_of(16))
+    geometry = ChainGeometry(
+        block_tokens=BLOCK, hashes_per_block=2, chunk_blocks=4, min_tail_blocks=2
+    )
+    assert track(request, geometry, 0.0).chain() == chain_of(16)[1::2]
+
+
+def test_a_request_with_an_adapter_takes_no_part() -> None:
+    assert tracked(64, lora_request=object()).refusal == "adapter"
+    assert tracked(64).refusal == ""
+
+
+@pytest.mark.parametrize("params", [None, {}, {"s3kv": None}, {"somebody": {"else": 1}}])
+def test_a_request_without_options_has_the_defaults(params: dict[str, Any] | None) -> None:
+    options = tracked(64, kv_transfer_params=params).options
+    assert (options.load, options.save, options.max_load_tokens) == (True, True, None)
+
+
+def test_options_of_a_request_are_read() -> None:
+    params = {"s3kv": {"load": False, "save": False, "max_load_tokens": 7}}
+    options = tracked(64, kv_transfer_params=params).options
+    assert (options.load, options.save, options.max_load_tokens) == (False, False, 7)
+
+
+@pytest.mark.parametrize("bad", [7, "load", ["load"], {"laod": True}, {"load": 1}])
+def test_bad_options_are_refused(bad: object) -> None:
+    one = tracked(64, kv_transfer_params={"s3kv": bad})
+    assert one.refusal == "bad_options"
+    assert one.save_chunks == []
+
+
+def test_a_promise_counts_the_blocks_that_will_be_written() -> None:
+    assert Promise((), local_blocks=3, end_block=8).block_count == 5
