@@ -19,16 +19,16 @@ ENGINE_ENV := $(VENV)/.s3kv-engine
 PIP_INDEX := $(VENV)/.s3kv-pip-args
 
 # Hard limits in seconds, see docs/testing.md; S3KV_BUDGET_FACTOR stretches them all.
-BUDGET_LINT := 120
-BUDGET_FAST := 180
-BUDGET_INTEGRATION := 300
-BUDGET_ENGINE := 660
+BUDGET_LINT := 90
+BUDGET_FAST := 210
+BUDGET_INTEGRATION := 120
+BUDGET_ENGINE := 780
 BUDGET_ALL := 3600
 
 FAST := tests/unit tests/property tests/bucket tests/simulation tests/faults
 PYTEST := $(BIN)/python -m pytest -q
 SUITE := $(BIN)/python tools/suite.py
-FULL_COUNTS := HYPOTHESIS_PROFILE=nightly S3KV_SIM_SEEDS=2000 S3KV_TEST_ALL=1
+FULL_COUNTS := HYPOTHESIS_PROFILE=nightly S3KV_SIM_SEEDS=1000
 FULL_SUITES := full-lint full-fast full-integration full-engine full-gpu
 
 .DEFAULT_GOAL := help

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 if TYPE_CHECKING:
     from s3kv.cli.local_store import LocalStore
+    from tests.faults.http_server import ScriptedServer
 
 BUCKET = "s3kv-tests"
 
@@ -22,7 +23,7 @@ ORIGINAL_AWS = {name: value for name, value in os.environ.items() if name.starts
 """What this machine's environment said, for the suite that uses a real bucket."""
 
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("nightly", settings.get_profile("ci"), max_examples=5_000)
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
@@ -65,6 +66,15 @@ def moto_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with moto_server(tmp_path_factory.mktemp("moto"), page_keys=50) as endpoint_url:
         create_bucket(endpoint_url, BUCKET)
         yield endpoint_url
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """An HTTP server that answers what the test tells it to."""
+    from tests.faults.http_server import scripted_server
+
+    with scripted_server() as scripted:
+        yield scripted
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from s3kv.bucket.base import ObjectStore
 from s3kv.bucket.connect import BucketSettings, RetryPolicy, connect, parse_uri
 from s3kv.bucket.prefix import BucketAddress
+from s3kv.cli.options import Options
 from s3kv.cli.output import Output
 from s3kv.errors import ConfigError, Denied, S3KVError, Transient
 
@@ -47,18 +48,6 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "RequestTimeTooSkewed": "set this machine's clock",
 }
 CREDENTIALS_REMEDY: Final = "give credentials through the AWS chain (environment, profile, role)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What every command that talks to a bucket can be told, as the user wrote it."""
-
-    uri: str
-    endpoint_url: str | None = None
-    region: str | None = None
-    profile: str | None = None
-    addressing_style: str = "auto"
-    checksum_mode: str = "when_required"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from typing import Final
 from s3kv.bucket.connect import BucketSettings, connect
 from s3kv.bucket.settings import MIB
 from s3kv.cli.checks import PART_BYTES, Examination, Stores
-from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, EXIT_UNUSABLE, Options, bucket_settings
+from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, EXIT_UNUSABLE, bucket_settings
 from s3kv.cli.findings import Finding, engine_words, exit_code_of
+from s3kv.cli.options import Options
 from s3kv.cli.output import Column, Document, Output
 from s3kv.cli.sdk_view import SdkView
 from s3kv.runtime.clock import Clock

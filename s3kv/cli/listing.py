@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from s3kv.bucket.base import Missing, ObjectStore
-from s3kv.cli.connection import EXIT_OK, REQUEST_TIMEOUT_S, Options, bucket_settings, opened
+from s3kv.cli.connection import EXIT_OK, REQUEST_TIMEOUT_S, bucket_settings, opened
+from s3kv.cli.options import Options
 from s3kv.cli.output import Column, Document, Output
 from s3kv.cli.tally import ArchiveTally, Foreign, NamespaceTally, contents_of, geometry_of
 from s3kv.cli.words import age_text, bytes_text, counted

@@ -13,14 +13,7 @@ import numpy as np
 
 from s3kv.bucket.base import ObjectInfo, ObjectStore
 from s3kv.bucket.prefix import BucketAddress, parse_uri
-from s3kv.cli.connection import (
-    EXIT_LIMITED,
-    EXIT_OK,
-    REQUEST_TIMEOUT_S,
-    Options,
-    bucket_settings,
-    opened,
-)
+from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, REQUEST_TIMEOUT_S, bucket_settings, opened
 from s3kv.cli.listing import (
     IndexView,
     NamespaceView,
@@ -32,6 +25,7 @@ from s3kv.cli.listing import (
     show_foreign,
     take_stock,
 )
+from s3kv.cli.options import Options
 from s3kv.cli.output import Document, Output
 from s3kv.cli.shard_view import ShardView, read_shard
 from s3kv.cli.tally import (

@@ -56,8 +56,8 @@ class S3KVConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, SupportsHMA
         if role == KVConnectorRole.SCHEDULER:
             from s3kv.connector.scheduler import SchedulerSide
 
-            if settings.load_failure_policy == "recompute":
-                _recompute_failed_loads(transfer)
+            if not facts.refusal:
+                apply_failure_policy(transfer, settings.load_failure_policy)
             if facts.refusal:
                 logger.warning("s3kv: the archive stays off: %s", facts.refusal)
             self._scheduler = SchedulerSide(vllm_config, facts, settings)
@@ -117,15 +117,21 @@ class S3KVConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, SupportsHMA
             self._guard.run("shutdown", nothing, self._worker.shutdown)
 
 
-def _recompute_failed_loads(transfer: Any) -> None:
-    """vLLM fails a request whose load failed unless told otherwise (FAULTS 24)."""
-    if transfer.kv_load_failure_policy != "recompute":
+def apply_failure_policy(transfer: Any, policy: str) -> None:
+    """vLLM fails a request whose load failed unless told otherwise; warns if that stays."""
+    if transfer.kv_load_failure_policy == "recompute":
+        return
+    if policy == "recompute":
+        transfer.kv_load_failure_policy = "recompute"
         logger.info(
-            "s3kv: kv_load_failure_policy %r is set to 'recompute', so that a failed load costs "
-            'time only (load_failure_policy "engine" leaves it alone)',
+            "s3kv: kv_load_failure_policy is set to 'recompute', so that a failed load costs time "
+            'only (load_failure_policy "engine" leaves vLLM\'s own)'
+        )
+    else:
+        logger.warning(
+            "s3kv: kv_load_failure_policy is %r: a request whose load fails ends with an error",
             transfer.kv_load_failure_policy,
         )
-        transfer.kv_load_failure_policy = "recompute"
 
 
 def _share_engine_logging() -> None:

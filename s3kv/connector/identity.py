@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,22 @@ if TYPE_CHECKING:
 SUPPORTED_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 VOLATILE_CONFIG_KEYS = ("transformers_version", "_name_or_path", "name_or_path")
 """Keys of a model's configuration that say where it came from, not what it computes."""
+ENGINE_MODEL_KEYS = ("quantization_config", "model_impl", "model_class_overrides")
+"""Engine settings beside config.json that change what the model computes."""
+MEDIA_KEYS = (
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "mm_device_do_normalize",
+    "mm_hasher_algorithm",
+    "mm_encoder_attn_backend",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "mm_encoder_fp8_scale_save_path",
+    "video_pruning_rate",
+    "video_pruning_method",
+    "interleave_mm_strings",
+)
+"""Engine settings that change what an image or a video becomes, and are in no block hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,8 @@ class EngineFacts:
 
     refusal: why the archive cannot serve this engine, or the empty string; loads and saves: what
     the KV role allows; block_tokens: the scheduler's block size; hash_block_size: tokens per block
-    hash of a request.
+    hash of a request; model_path, revision, download_dir: where the weights were loaded from; rank:
+    of this process in its engine.
     """
 
     refusal: str
@@ -54,6 +72,9 @@ class EngineFacts:
     hash_block_size: int
     model_path: str
     load_format: str
+    revision: str | None = None
+    download_dir: str | None = None
+    rank: int = 0
 
     @property
     def hashes_per_block(self) -> int:
@@ -78,6 +99,9 @@ def read_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Engin
         block_tokens=block_tokens,
         hash_block_size=hash_block_size,
         model_path=str(vllm_config.model_config.model),
+        revision=getattr(vllm_config.model_config, "revision", None),
+        download_dir=getattr(vllm_config.load_config, "download_dir", None),
+        rank=int(getattr(vllm_config.parallel_config, "rank", 0) or 0),
         load_format=str(vllm_config.load_config.load_format),
     )
 
@@ -94,6 +118,10 @@ def refusal_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
     for name, size in sizes.items():
         if size != 1:
             return f"{name} of size {size} is not supported yet"
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "prefix caching is off (by option, or because hits are unsafe for this model)"
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        return "weights that are transferred into the running engine are not supported yet"
     if getattr(vllm_config, "speculative_config", None) is not None:
         return "speculative decoding is not supported yet"
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
@@ -112,6 +140,8 @@ def _refused_groups(kv_cache_config: KVCacheConfig) -> str:
     name = type(spec).__name__
     if name not in SUPPORTED_SPECS:
         return f"KV caches of kind {name} are not supported yet"
+    if getattr(spec, "non_causal", False) or getattr(spec, "non_causal_multi_token_decode", False):
+        return "non-causal attention is not supported: a block depends on later tokens"
     if getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None):
         return "sliding-window and chunked attention are not supported yet"
     if not _is_block_compact(kv_cache_config):
@@ -159,11 +189,21 @@ def describe_layout(
                 head_size_v=int(getattr(spec, "head_size_v", None) or head_size),
                 page_bytes=page_bytes_of(spec),
                 window_tokens=0,
-                state_shapes=(),
+                page_shapes=_page_shapes(kv_cache_config, [kv_caches[n] for n in layer_names]),
                 layer_names=layer_names,
             ),
         ),
     )
+
+
+def _page_shapes(
+    kv_cache_config: KVCacheConfig, tensors: Sequence[torch.Tensor]
+) -> tuple[tuple[int, ...], ...]:
+    """How the backend divides a block: (kernel blocks, heads, states, content), one per shape."""
+    ratios = {
+        (t.shape[0] // kv_cache_config.num_blocks, *(int(n) for n in t.shape[1:])) for t in tensors
+    }
+    return tuple(sorted(ratios))
 
 
 def page_bytes_of(spec: Any) -> int:
@@ -181,7 +221,7 @@ def _backend_names(vllm_config: VllmConfig, layer_names: tuple[str, ...]) -> str
 
 
 def _cpu_isa(vllm_config: VllmConfig, spec: Any, tensor: torch.Tensor) -> str:
-    """The CPU backend packs keys differently for each instruction set (VLLM_CONTRACT 3)."""
+    """The CPU backend packs keys differently for each instruction set."""
     if tensor.device.type != "cpu":
         return ""
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -258,16 +298,29 @@ def _depends_on_length(rope: str) -> bool:
 
 
 def _config_digest(model: Any) -> str:
-    """Digest of the model's own configuration: what config.json says changes what is computed."""
+    """Digest of everything that the engine's model settings and config.json change in results."""
     fields = dict(model.hf_config.to_dict())
     for key in VOLATILE_CONFIG_KEYS:
         fields.pop(key, None)
-    return hashlib.sha256(_stable_json(fields).encode()).hexdigest()
+    engine = {name: getattr(model, name, None) for name in ENGINE_MODEL_KEYS}
+    media = getattr(model, "multimodal_config", None)
+    if media is not None:
+        engine["media"] = {name: getattr(media, name, None) for name in MEDIA_KEYS}
+    return hashlib.sha256(_stable_json([fields, engine]).encode()).hexdigest()
 
 
 def _stable_json(value: object) -> str:
     """Canonical JSON of configuration values; anything that JSON does not know by its name."""
-    return canonical_json(json.loads(json.dumps(value, default=_name_of, sort_keys=True)))
+    return canonical_json(_plain(json.loads(json.dumps(value, default=_name_of, sort_keys=True))))
+
+
+def _plain(value: object) -> object:
+    """JSON has no infinity and no NaN, model configurations do: these become their names."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _name_of(value: object) -> str:

@@ -89,6 +89,10 @@ class LoadBook:
 
     def ship(self) -> tuple[tuple[LoadJob, ...], tuple[AbandonedLoad, ...], frozenset[str]]:
         """What this step's plan has to carry: loads, abandoned loads, ended requests."""
+        for job in [job for job in self._to_ship if job.request_id in self._ended]:
+            # Gone before its load began: there is nothing to cancel yet, so it must not begin.
+            self._to_ship.remove(job)
+            self._to_abandon.append(AbandonedLoad(job.request_id, job.block_ids))
         shipped = (tuple(self._to_ship), tuple(self._to_abandon), frozenset(self._ended))
         self._to_ship, self._to_abandon, self._ended = [], [], set()
         return shipped

@@ -25,7 +25,7 @@ class NamespaceTicket:
     """The namespace as the scheduler side formed it.
 
     document: canonical JSON of all fields (the bytes of NAMESPACE.json). Workers derive the id
-    themselves and compare the layout with their own before they use it (DESIGN section 4).
+    themselves and compare the layout with their own before they use it (docs/ARCHITECTURE.md).
     """
 
     document: bytes
@@ -111,21 +111,25 @@ _K = TypeVar("_K", str, int)
 class LayoutHandshake(KVConnectorHandshakeMetadata):
     """A worker's view of its own KV bytes, sent up once at start-up.
 
-    layout: None where the worker cannot take part; refusal: then why, else the empty string.
+    layout: None where the worker cannot take part; refusal: then why, else the empty string; rank:
+    of the worker in its engine, so that what is said twice counts once.
     """
 
     layout: LayoutDescriptor | None
     geometry: ShardGeometry | None = None
     refusal: str = ""
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FailedChunk:
     """A chunk whose load failed, with the word the miss counter uses for it.
 
-    lost: the archive's copy is gone or wrong (as against a store that did not answer).
+    namespace: in which it was looked for, perhaps one of before a reset; lost: the archive's copy
+    is gone or wrong (as against a store that did not answer).
     """
 
+    namespace: NamespaceId
     chunk_hash: BlockHash
     block_count: int
     reason: str

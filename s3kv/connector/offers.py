@@ -54,7 +54,8 @@ class Offers:
         if self._loads.is_loading(wanted, request.request_id):
             # Another request brings these blocks; the engine's own cache has them then. Its load
             # has a deadline, and so has this wait (FAULTS 31).
-            tracked.waits_since_s = tracked.waits_since_s or now_s
+            if tracked.waits_since_s is None:
+                tracked.waits_since_s = now_s
             if now_s - tracked.waits_since_s <= 2 * self._settings.load_deadline_s:
                 return Unknown()
         return Promise(found.chunks, local_blocks, end_block)

@@ -93,6 +93,8 @@ class SchedulerSide:
     def hear_layouts(self, handshakes: Iterable[LayoutHandshake], wait_s: float = 0.0) -> None:
         """Layouts of the workers; opens the archive when that completes the agreement."""
         self._agreement.hear(handshakes)
+        if self._agreement.refusal:
+            self._leave_archive()
         self._open_archive(wait_s)
 
     def hear_at_start(self, handshakes: Iterable[LayoutHandshake]) -> None:
@@ -176,7 +178,8 @@ class SchedulerSide:
                 return self._offer(tracked, found, local_blocks, now_s)
 
     def _miss(self, tracked: Tracked, reason: str) -> tuple[int, bool]:
-        tracked.miss_reason = reason
+        if tracked.miss_reason != "load_failed":  # what the look-up after it says explains nothing
+            tracked.miss_reason = reason
         return 0, False
 
     def _offer(
@@ -202,6 +205,7 @@ class SchedulerSide:
         if external_tokens <= 0:
             return
         promise, tracked.promise = tracked.promise, None
+        tracked.probe = None  # an answer of now is no answer after a preemption or a reset
         if (
             promise is None
             or self._archive is None
@@ -328,9 +332,10 @@ class SchedulerSide:
         for chunk_hash, _ in durable:
             desk.welcome(chunk_hash)
         now_s = self._clock.monotonic_s()
-        for failed in report.failed:
-            desk.avoid(failed.chunk_hash, now_s, lost=failed.lost)
-        lost = [(f.chunk_hash, f.block_count) for f in report.failed if f.lost]
+        failed = [f for f in report.failed if f.namespace == archive.namespace.id]
+        for one in failed:
+            desk.avoid(one.chunk_hash, now_s, lost=one.lost)
+        lost = [(f.chunk_hash, f.block_count) for f in failed if f.lost]
         archive.note(lost, dead=True)
         self._forgotten.extend(lost)
 
@@ -352,18 +357,21 @@ class SchedulerSide:
 
     def reset(self) -> None:
         """Weights may have changed, so a new epoch begins; the bucket is left alone."""
+        self._leave_archive()
         self._agreement.new_epoch()
         if self._saves is not None:
             self._saves.forget_namespace()
-        if self._archive is not None:
-            self._archive.close()
-            self._archive, self._desk = None, None
         self._open_archive()
 
     def turn_off(self) -> None:
         """After a reset that failed: whose bytes these are is no longer certain (FAULTS 6)."""
-        self._agreement.refusal = "reset_cache failed"
-        self._archive, self._desk = None, None
+        self._agreement.suspect()
+        self._leave_archive()
+
+    def _leave_archive(self) -> None:
+        archive, self._archive, self._desk = self._archive, None, None
+        if archive is not None:
+            archive.close()
 
     def shutdown(self) -> None:
         """Stop following and close the store, within a bound."""

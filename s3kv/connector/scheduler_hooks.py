@@ -94,9 +94,9 @@ class SchedulerHooks:
         """Where hits came from, for the engine's statistics."""
         if num_external_tokens == 0:
             return {}
-        from vllm.v1.metrics.cache_hit_source import CacheHitSource
-
-        return {CacheHitSource.EXTERNAL_UNSPECIFIED: num_external_tokens}
+        return self._guard.run(
+            "get_external_cache_hit_sources", dict, _hit_sources, num_external_tokens
+        )
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -202,3 +202,9 @@ class SchedulerHooks:
 
 def _miss() -> tuple[int | None, bool]:
     return 0, False
+
+
+def _hit_sources(token_count: int) -> dict[Any, int]:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    return {CacheHitSource.EXTERNAL_UNSPECIFIED: token_count}

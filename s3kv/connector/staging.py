@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from s3kv.config import Settings
@@ -37,13 +37,6 @@ class Staging:
         """Return a slot; any thread."""
         assert isinstance(slot, Slot)
         self.pool.give_back(slot)
-
-    def over(
-        self, kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor]
-    ) -> Staging:
-        """The same slots over caches that have moved; the old copy thread ends."""
-        self.copier.close(timeout_s=0.0)
-        return replace(self, copier=Copier(_paged(kv_cache_config, kv_caches)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,36 @@ from s3kv.bucket.base import ObjectStore
 from s3kv.bucket.capabilities import Capabilities, probe_capabilities
 from s3kv.config import Settings
 from s3kv.errors import S3KVError
+from s3kv.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
 
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
 
-async def why_read_only(store: ObjectStore, settings: Settings, namespace_id: str) -> str:
-    """Probe the store and say so; returns why nothing may be saved, or the empty string."""
-    try:
-        capabilities = await probe_capabilities(store)
-    except S3KVError as error:
-        # Said aloud once, by the scheduler side, which hears it with the next report.
-        logger.info("s3kv: %s: %s: %s", settings.uri, type(error).__name__, error)
-        return f"{type(error).__name__}: {error}"
+
+async def why_read_only(
+    store: ObjectStore, settings: Settings, namespace_id: str, clock: Clock
+) -> str:
+    """Probe the store and say so; returns why nothing may be saved, or the empty string.
+
+    A store that does not answer is asked again, with pauses up to a minute, for as long as it
+    takes: an engine must not stay a reader for life because of a blip at its start (FAULTS 20).
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            capabilities = await probe_capabilities(store)
+        except S3KVError as error:
+            # Said aloud once, by the scheduler side, which hears it with the next report.
+            logger.info("s3kv: %s: %s: %s", settings.uri, type(error).__name__, error)
+            return f"{type(error).__name__}: {error}"
+        if capabilities.certain:
+            break
+        if pause_s == FIRST_PAUSE_S:
+            logger.warning("s3kv: %s; saves wait until it answers", capabilities.describe())
+        await clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     logger.info(
         "s3kv: namespace %s in %s; %s; format 1, load mode %s, save %s",
         namespace_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CONTENT_ID = re.compile(r"[0-9a-f]{64,128}")
+"""What the engine's own digests of images look like (blake3, SHA-256, SHA-512)."""
 MAX_LOAD_ATTEMPTS = 2
 """Loads per request; after that many failures it is computed (FAULTS 16)."""
 
@@ -74,7 +77,7 @@ class Tracked:
     next_save: int = 0
     waits_since_s: float | None = None
     _chain: list[BlockHash] = field(default_factory=list)
-    _hash_count: int = -1
+    _mark: tuple[int, bytes] = (-1, b"")
 
     def client_report(self) -> dict[str, object]:
         """What the client is told: the engine's own count over-reports after failures."""
@@ -89,8 +92,10 @@ class Tracked:
     def chain(self) -> list[BlockHash]:
         """Hashes of all full blocks so far, one per scheduler block (grows with decoding)."""
         hashes = self.request.block_hashes
-        if len(hashes) != self._hash_count:
-            self._hash_count = len(hashes)
+        # A streaming session may cut its chain and grow it anew: the length alone says too little.
+        mark = (len(hashes), bytes(hashes[-1]) if hashes else b"")
+        if mark != self._mark:
+            self._mark = mark
             self._chain = block_chain(hashes, self.geometry.hashes_per_block)
         return self._chain
 
@@ -99,6 +104,9 @@ def track(request: Request, geometry: ChainGeometry, now_s: float) -> Tracked:
     """Start to remember a request; one with bad per-request options takes no part, and says so."""
     params: Mapping[str, object] = request.kv_transfer_params or {}
     refusal = "adapter" if request.lora_request is not None else ""
+    if any(not CONTENT_ID.fullmatch(str(f.identifier)) for f in request.mm_features or ()):
+        # The client named its images itself, or the engine numbered them: no digest of content.
+        refusal = "named_media"
     try:
         options = parse_request_options(params.get("s3kv"))
     except ConfigError as error:

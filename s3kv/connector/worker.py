@@ -7,6 +7,7 @@ every save is acknowledged as staged exactly once, however it ends, so that its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -28,17 +29,16 @@ from s3kv.connector.messages import (
     SaveJob,
 )
 from s3kv.connector.outbox import Outbox
+from s3kv.connector.saver import Saver
 from s3kv.connector.staging import FencedDeliverer, Staging, make_staging
 from s3kv.connector.store_check import why_read_only
 from s3kv.connector.worker_archive import WRITER_COUNT, WorkerArchive, failed_chunks
 from s3kv.core.namespace import LayoutDescriptor, parse_namespace_document
 from s3kv.device.copier import Fence
-from s3kv.device.slots import Purpose, Slot
-from s3kv.errors import Mismatch, S3KVError
+from s3kv.errors import Corrupt, Mismatch, S3KVError
 from s3kv.runtime.clock import Clock
 from s3kv.runtime.downloader import LoadOutcome
 from s3kv.runtime.loop import THREAD_PREFIX, LoopThread
-from s3kv.runtime.uploader import SaveFate
 
 if TYPE_CHECKING:
     import torch
@@ -48,10 +48,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HASH_THREADS = 2
-SHUTDOWN_S = 3.5
-"""Uploads and commits after the engine said stop; vLLM kills the process 5 s after that."""
+SHUTDOWN_S = 3.2
+"""Copies, uploads and commits after the engine said stop. With closing the loop that stays below
+4 s; vLLM kills the process after 5."""
 COPIES_S = 0.5
 """Of these, for copies still queued."""
+LOOP_CLOSE_S = 0.2
 
 
 class WorkerSide:
@@ -78,7 +80,7 @@ class WorkerSide:
         self._store: ObjectStore | None = None
         self._hashing: ThreadPoolExecutor | None = None
         self._archive: WorkerArchive | None = None
-        self._read_only = ""
+        self._saver: Saver | None = None
         self._asleep = False
         self._running: dict[str, asyncio.Task[object]] = {}
         self._background: set[asyncio.Task[object]] = set()
@@ -103,6 +105,7 @@ class WorkerSide:
         self._staging = staging
         self._hashing = ThreadPoolExecutor(HASH_THREADS, thread_name_prefix=f"{THREAD_PREFIX}hash")
         self._loop = LoopThread("worker")
+        self._saver = Saver(staging, self._loop, self.outbox)
         self._store = make_store(self._settings, self._meter)
         self.outbox.layout(self.handshake())
         logger.info(
@@ -115,8 +118,9 @@ class WorkerSide:
     def handshake(self) -> LayoutHandshake:
         """This rank's layout, or why it takes no part."""
         if self._layout is None or self._staging is None:
-            return LayoutHandshake(None, None, self._refusal or "no KV cache was registered")
-        return LayoutHandshake(self._layout, self._staging.geometry)
+            refusal = self._refusal or "no KV cache was registered"
+            return LayoutHandshake(None, None, refusal, self._facts.rank)
+        return LayoutHandshake(self._layout, self._staging.geometry, "", self._facts.rank)
 
     def _open(self, ticket: NamespaceTicket) -> None:
         """Follow the scheduler's namespace if it describes our bytes; refuse it otherwise."""
@@ -151,25 +155,38 @@ class WorkerSide:
         """On the loop thread: start to follow; let an older namespace run out."""
         archive.start()
         assert self._store is not None
+        assert self._saver is not None
+        if self._saver.read_only == "":
+            archive.allow_writing()
         task: asyncio.Task[object]
         if previous is None:
-            task = asyncio.create_task(self._probe(self._store, archive.namespace.id))
+            probing = self._probe(self._store, self._saver, archive.namespace.id)
+            task = asyncio.create_task(probing)
         else:
             task = asyncio.create_task(previous.drain(SHUTDOWN_S))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _probe(self, store: ObjectStore, namespace_id: str) -> None:
-        reason = await why_read_only(store, self._settings, namespace_id)
+    async def _probe(self, store: ObjectStore, saver: Saver, namespace_id: str) -> None:
+        """Until the store has shown what it can do, saves wait in their slots."""
+        reason = await why_read_only(store, self._settings, namespace_id, self._clock)
+        saver.judge(reason)
         if reason:
-            self._read_only = reason
             self.outbox.read_only(reason)
+        elif self._archive is not None:
+            self._archive.allow_writing()
 
     # ----------------------------------------------------------------- loads
     def open(self, plan: Plan) -> None:
         """Take up a step's namespace and records, and what no longer needs to be fetched."""
         if plan.ticket is not None and not self._refusal:
-            self._open(plan.ticket)
+            try:
+                self._open(plan.ticket)
+            except (Mismatch, Corrupt) as error:
+                # The two sides do not mean the same bytes (FAULTS 7): both must stop.
+                self._refusal = str(error)
+                refused = LayoutHandshake(None, None, self._refusal, self._facts.rank)
+                self.outbox.layout(refused)
         if plan.ended and self._loop is not None:
             self._loop.call(self._cancel, plan.ended)
         if plan.forgotten or plan.touched:
@@ -190,6 +207,7 @@ class WorkerSide:
             or staging is None
             or loop is None
             or self._asleep
+            or self._refusal
             or archive.namespace.id != job.namespace
         ):
             self.fail(job.request_id, job.block_ids)
@@ -230,7 +248,8 @@ class WorkerSide:
             )
 
     def _record(self, plan: Plan) -> None:
-        if self._archive is not None and self._loop is not None and not self._read_only:
+        writable = self._saver is not None and self._saver.read_only == ""
+        if self._archive is not None and self._loop is not None and writable:
             recording = self._archive.record_hints(plan.forgotten, plan.touched)
             self._loop.submit(recording)
 
@@ -240,100 +259,58 @@ class WorkerSide:
         return self._staging.copier.fence() if self._staging is not None else None
 
     def stage(self, job: SaveJob, fence: Fence | None) -> None:
-        """Copy a finished chunk into a slot; what finds no slot is dropped and counted."""
-        archive, staging = self._archive, self._staging
+        """Archive a finished chunk; what cannot be is dropped and counted."""
+        archive = self._archive
         foreign = archive is None or archive.namespace.id != job.namespace
-        if archive is None or staging is None or foreign or self._asleep:
+        if archive is None or self._saver is None or foreign or self._asleep:
             self.outbox.dropped([job.job_id], "not_open")
-            return
-        if self._read_only or archive.refused:
-            self.outbox.dropped([job.job_id], "not_writable")
-            return
-        slot = staging.pool.try_lend(Purpose.SAVE)
-        if slot is None:
-            self.outbox.dropped([job.job_id], "pool_full")
-            return
-        geometry = staging.geometry
-        end = geometry.shard_bytes(len(job.block_ids))
-        try:
-            staging.copier.stage(
-                job.block_ids,
-                slot.tensor[geometry.header_bytes : end],
-                fence,
-                lambda error: self._staged(job, slot, archive, error),
-            )
-        except S3KVError:
-            staging.pool.give_back(slot)
-            self.outbox.dropped([job.job_id], "closed")
-
-    def _staged(
-        self, job: SaveJob, slot: Slot, archive: WorkerArchive, error: BaseException | None
-    ) -> None:
-        """On the copy thread: the source blocks are free; the upload may begin."""
-        assert self._staging is not None
-        assert self._loop is not None
-        if error is not None or not self._loop.alive:
-            self._staging.pool.give_back(slot)
-            self.outbox.dropped([job.job_id], "copy_failed")
-            return
-        self.outbox.staged(job.job_id)
-        self._loop.call(self._upload, job, slot, archive)
-
-    def _upload(self, job: SaveJob, slot: Slot, archive: WorkerArchive) -> None:
-        """On the loop thread."""
-        assert self._staging is not None
-        archive.save(
-            job.address,
-            slot,
-            self._staging.give_back,
-            lambda fate, detail: self._save_ended(job, fate, detail),
-            rewrite=job.rewrite,
-        )
-
-    def _save_ended(self, job: SaveJob, fate: SaveFate, detail: str) -> None:
-        """On the loop thread."""
-        if fate in (SaveFate.UPLOADED, SaveFate.FOUND):
-            self.outbox.saved(job.job_id, fate.value)
-            return
-        self.outbox.unsaved(job.job_id, fate.value)
-        name = job.address.chunk_hash.hex()[:16]
-        logger.warning("s3kv: chunk %s not saved: %s %s", name, fate.value, detail)
+        else:
+            self._saver.stage(archive, job, fence)
 
     # ------------------------------------------------------- sleep and shutdown
     def suspend(self) -> None:
-        """The caches are about to go away: let copies under way end, begin no new ones."""
+        """The caches are about to go away: begin no copies, let those under way end."""
+        self._asleep = True
         if self._staging is not None:
             self._staging.copier.drain(COPIES_S)
-        self._asleep = True
 
-    def resume(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
-        """The caches are back: a new view of them, the same slots and clients."""
-        if self._staging is not None:
-            self._staging = self._staging.over(self._kv_cache_config, kv_caches)
+    def resume(self) -> None:
+        """The caches are back where they were."""
         self._asleep = False
 
     def shutdown(self) -> None:
-        """Upload and publish what is staged, within `SHUTDOWN_S`; count and log what is lost."""
-        started_s = time.monotonic()
+        """Upload and publish what is staged, within 4 s; count and log what is lost."""
+        end_s = time.monotonic() + SHUTDOWN_S
         lost = self._staging.copier.close(COPIES_S) if self._staging is not None else 0
         if self._loop is not None and self._loop.alive:
-            left_s = max(COPIES_S, SHUTDOWN_S - (time.monotonic() - started_s))
-            try:
-                lost += self._loop.submit(self._close(left_s)).result(timeout=left_s + COPIES_S)
-            except (TimeoutError, S3KVError) as error:
-                logger.warning("s3kv: shutdown cut short: %r", error)
-            self._loop.close(COPIES_S)
+            lost += self._close_within(end_s, self._loop)
+            self._loop.close(LOOP_CLOSE_S)
         if self._hashing is not None:
             self._hashing.shutdown(wait=False, cancel_futures=True)
         if self._staging is not None:
             self._staging.pool.close()
             self._log_summary(lost)
 
+    def _close_within(self, end_s: float, loop: LoopThread) -> int:
+        """Returns how many chunks were lost."""
+        left_s = end_s - time.monotonic()
+        try:
+            return loop.submit(self._close(left_s)).result(timeout=left_s + LOOP_CLOSE_S)
+        except (TimeoutError, S3KVError) as error:
+            logger.warning("s3kv: shutdown cut short: %r", error)
+            return self._archive.pending_saves if self._archive is not None else 0
+
     async def _close(self, timeout_s: float) -> int:
         """On the loop thread."""
-        lost = await self._archive.drain(timeout_s) if self._archive is not None else 0
+        lost = self._saver.give_up() if self._saver is not None else 0
+        for task in self._background:
+            task.cancel()
+        if self._archive is not None:
+            lost += await self._archive.drain(timeout_s - LOOP_CLOSE_S)
         if self._store is not None:
-            await self._store.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOP_CLOSE_S):
+                    await self._store.close()
         return lost
 
     def _log_summary(self, lost: int) -> None:

@@ -28,8 +28,12 @@ from s3kv.runtime.uploader import SaveFate, Uploader, UploadSettings
 
 logger = logging.getLogger(__name__)
 
+UPLOADS_SHARE = 0.8
+"""Of the time for draining: uploads; the rest is for the index."""
+FLUSH_EVERY_S = 0.05
+
 WRITER_INDEX, WRITER_COUNT = 0, 1
-"""One rank for now: the models issue brings more."""
+"""One rank: engines with more are refused at start-up."""
 
 
 class WorkerArchive:
@@ -59,11 +63,16 @@ class WorkerArchive:
             clock,
             UploadSettings(concurrency=max(1, concurrency // 2)),
         )
+        self._writer.writes_allowed = False
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to follow the index; on the loop thread, as everything from here on."""
         self._running = asyncio.create_task(self._follow())
+
+    def allow_writing(self) -> None:
+        """The store can carry an index: take part in sequencing it."""
+        self._writer.writes_allowed = True
 
     async def _follow(self) -> None:
         try:
@@ -158,16 +167,29 @@ class WorkerArchive:
             count = len(forgotten) + len(touched)
             logger.info("s3kv: up to %d index records were not written: %s", count, error)
 
+    @property
+    def pending_saves(self) -> int:
+        """Saves that have not ended; any thread."""
+        return self._uploader.pending_count
+
     async def drain(self, timeout_s: float) -> int:
-        """Finish uploads and commits; returns how many saves were lost."""
+        """Finish uploads and publish them, without waiting for the usual pace of commits.
+
+        Returns how many saves were lost. Loads that still run are given up.
+        """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
-        lost = await self._uploader.drain(timeout_s * 0.8)
-        await self._downloader.close()
-        await self._writer.drain(max(0.1, end_s - loop.time()))
+        uploads = asyncio.ensure_future(self._uploader.drain(timeout_s * UPLOADS_SHARE))
+        loads = asyncio.ensure_future(self._downloader.close())
+        while not uploads.done():
+            await self._writer.flush_now()
+            await asyncio.wait((uploads,), timeout=FLUSH_EVERY_S)
+        await asyncio.wait((loads,), timeout=max(0.0, end_s - loop.time()))
+        await self._writer.drain(max(FLUSH_EVERY_S, end_s - loop.time()))
+        loads.cancel()
         if self._running is not None:
             self._running.cancel()
-        return lost
+        return uploads.result()
 
 
 def failed_chunks(job: LoadJob, outcome: LoadOutcome) -> tuple[FailedChunk, ...]:
@@ -176,13 +198,20 @@ def failed_chunks(job: LoadJob, outcome: LoadOutcome) -> tuple[FailedChunk, ...]
     if late and not outcome.faults:
         # An error of our own: nobody knows about the chunk, but it is not offered again at once.
         first = late[0].address
-        return (FailedChunk(first.chunk_hash, len(first.block_hashes), "internal", lost=False),)
+        count = len(first.block_hashes)
+        return (FailedChunk(job.namespace, first.chunk_hash, count, "internal", lost=False),)
     failed = []
     for index, fault in outcome.faults.items():
         address = job.parts[index].address
         name = address.chunk_hash.hex()[:16]
         logger.warning("s3kv: chunk %s was not loaded: %s", name, fault.word)
         failed.append(
-            FailedChunk(address.chunk_hash, len(address.block_hashes), fault.word, fault.lost)
+            FailedChunk(
+                job.namespace,
+                address.chunk_hash,
+                len(address.block_hashes),
+                fault.word,
+                fault.lost,
+            )
         )
     return tuple(failed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +47,10 @@ class WorkerHooks:
         if self._worker is not None:
             self._guard.run("unregister_kv_caches", nothing, self._worker.suspend)
 
-    def restore_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
-        """After wake-up (vLLM 0.33): the caches are back, perhaps elsewhere."""
+    def restore_kv_caches(self) -> None:
+        """After wake-up (vLLM 0.33): the caches are back at their addresses."""
         if self._worker is not None:
-            self._guard.run("restore_kv_caches", nothing, self._worker.resume, kv_caches)
+            self._guard.run("restore_kv_caches", nothing, self._worker.resume)
 
     def set_host_xfer_buffer_ops(self, copy_operation: Any) -> None:
         """Host buffers are our own."""

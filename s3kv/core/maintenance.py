@@ -1,6 +1,7 @@
 """Which runs to read: pure plans over the names in the index log.
 
-Writing runs, compaction, clean-up and sweeping are not here yet.
+Writing runs, compaction, clean-up and sweeping are not here yet; what they must keep to is in
+docs/adr/0002-index-on-the-bucket.md.
 """
 
 from __future__ import annotations

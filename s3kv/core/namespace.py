@@ -36,7 +36,8 @@ class GroupLayout:
     tensor; block_size: tokens; kv_head_count: heads on this rank; head_size, head_size_v: of keys
     and values (equal but for a few models); page_bytes: one layer's stored bytes of a block,
     without padding; window_tokens: sliding window or local chunk, 0 for full attention;
-    state_shapes: of recurrent states, else (); layer_names: in the order of the pages in a shard.
+    page_shapes: how the backend divides a layer's block (kernel blocks, heads, states, content),
+    one for each shape that occurs; layer_names: in the order of the pages in a shard.
     """
 
     spec: str
@@ -48,7 +49,7 @@ class GroupLayout:
     head_size_v: int
     page_bytes: int
     window_tokens: int
-    state_shapes: tuple[tuple[int, ...], ...]
+    page_shapes: tuple[tuple[int, ...], ...]
     layer_names: tuple[str, ...]
 
 

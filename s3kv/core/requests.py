@@ -4,6 +4,8 @@ The protocols in `core` are generators: they yield a `Request` and receive a `Re
 see a clock: time comes with each reply and with the `Moment` given at the start. `ask` and
 `ask_all` repeat what was lost (every request here may be repeated) and turn "still nothing" into
 `Transient`, "refused" into `Denied`, so that a protocol only sees answers.
+
+The protocol, and the rules that are cited as R1 to R8, are in docs/adr/0002-index-on-the-bucket.md.
 """
 
 from __future__ import annotations

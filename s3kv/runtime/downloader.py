@@ -154,8 +154,7 @@ class Downloader:
                 if fault is not None:
                     faults.setdefault(index, fault)
                 tasks[index].cancel()
-            if transfer.copies:
-                await asyncio.wait(set(transfer.copies))
+            await _ended(transfer.copies)
         return LoadOutcome(arrived_count, transfer.received_bytes, faults)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
@@ -252,6 +251,18 @@ class Downloader:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ended(copies: set[asyncio.Future[bool]]) -> None:
+    """Wait for copies under way, however often the waiter is cancelled: they write into blocks."""
+    cancelled = False
+    while copies:
+        try:
+            await asyncio.wait(set(copies))
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def _fault_so_far(task: asyncio.Task[None]) -> LoadFault | None:

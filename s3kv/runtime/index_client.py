@@ -8,6 +8,7 @@ then the index never opens and `refused` says why.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -26,7 +27,7 @@ from s3kv.core.records import RECORDS_MAX, RecordSet
 from s3kv.core.requests import Moment, Steps
 from s3kv.core.sequencer import Sequencer, SequencerSettings
 from s3kv.core.snapshot import Snapshot
-from s3kv.errors import Closed, Corrupt, Denied, Mismatch, Transient
+from s3kv.errors import Closed, Corrupt, Denied, Mismatch, S3KVError, Transient
 from s3kv.runtime.clock import Clock
 from s3kv.runtime.commit_queue import Commit, CommitQueue, merged
 from s3kv.runtime.duties import Backoff, Duties, Duty
@@ -206,6 +207,8 @@ class IndexWriter(IndexReader):
         self._queue = CommitQueue(settings.queued_records_max)
         self._committed_s = float("-inf")
         self._is_closing = False
+        self.writes_allowed = True
+        """Whether to take part in sequencing; off until the store's conditional PUT is proved."""
 
     async def commit(self, records: RecordSet, announce_by_s: float | None = None) -> None:
         """Write records to the index; they are durable when this returns.
@@ -223,6 +226,16 @@ class IndexWriter(IndexReader):
             announce_by_s = self._clock.monotonic_s() + self._settings.min_age_s / 2
         self.duties.wake()
         await self._queue.offer(records, announce_by_s)
+
+    async def flush_now(self) -> None:
+        """Write what waits at once, as a segment, beside whatever `run` is doing; for shutdown.
+
+        Somebody may be writing the same records: twice is harmless. What fails stays queued.
+        """
+        batch = self._queue.batch()
+        if batch:
+            with contextlib.suppress(S3KVError):
+                await self._write(batch, self.sequencer.write_segment(merged(batch), self._now()))
 
     async def drain(self, timeout_s: float) -> int:
         """Take no more commits and write what is unfinished at once, as segments.
@@ -264,7 +277,8 @@ class IndexWriter(IndexReader):
         return self._queue.next_deadline_s()
 
     def _sequence_due_s(self, now_s: float) -> float:
-        return self.sequencer.due(now_s) if self.snapshot.opened else float("inf")
+        takes_part = self.snapshot.opened and self.writes_allowed
+        return self.sequencer.due(now_s) if takes_part else float("inf")
 
     async def _expire(self) -> None:
         late_count = self._queue.expire(self._clock.monotonic_s())

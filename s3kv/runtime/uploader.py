@@ -29,6 +29,7 @@ from s3kv.runtime.ports import LentSlot
 logger = logging.getLogger(__name__)
 
 NONCE_BYTES = 16
+CANCEL_S = 0.3
 
 
 class SaveFate(Enum):
@@ -44,7 +45,7 @@ class SaveFate(Enum):
 class UploadSettings:
     """Bounds of an upload.
 
-    put_timeout_s: for one shard with all retries; min_age_s: INDEX_DESIGN section 4, an upload
+    put_timeout_s: for one shard with all retries; min_age_s: docs/adr/0002 (R5), an upload
     must be announced within half of it; concurrency: uploads in flight.
     """
 
@@ -224,7 +225,9 @@ class Uploader:
         _, late = await asyncio.wait(set(self._tasks), timeout=timeout_s)
         for task in late:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        if late:
+            # Bounded: an upload may be aborting its parts, and the index still has to be written.
+            await asyncio.wait(late, timeout=CANCEL_S)
         return len(late)
 
 

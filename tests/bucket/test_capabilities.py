@@ -24,16 +24,6 @@ EVERYTHING = Capabilities(
 )
 
 
-@pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def faulty(memory: MemoryStore) -> Faulty:
-    return Faulty(memory)
-
-
 @pytest.fixture(params=["memory", "moto", "seaweed"])
 async def store(request: pytest.FixtureRequest, fresh_uri: str) -> AsyncIterator[ObjectStore]:
     if request.param == "memory":

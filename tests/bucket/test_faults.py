@@ -12,16 +12,6 @@ from s3kv.bucket.memory import MemoryStore
 from s3kv.errors import Denied, Throttled, Transient
 
 
-@pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def faulty(memory: MemoryStore) -> Faulty:
-    return Faulty(memory)
-
-
 async def test_a_failed_request_has_no_effect(faulty: Faulty, memory: MemoryStore) -> None:
     faulty.inject(Fail(Throttled("slow down")), "put")
     with pytest.raises(Throttled):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +10,7 @@ from s3kv.bucket.listing import scan_page
 from s3kv.errors import Transient
 from tests.bucket.contract import listed
 from tests.bucket.stores import plain_store
-from tests.faults.http_server import Answer, ScriptedServer, scripted_server
+from tests.faults.http_server import Answer, ScriptedServer
 
 PAGE = b"""<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
@@ -24,12 +23,6 @@ PAGE = b"""<?xml version="1.0" encoding="UTF-8"?>
 </Contents>
 <CommonPrefixes><Prefix>pre/sub%20folder/</Prefix></CommonPrefixes>
 </ListBucketResult>"""
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
 
 
 async def test_a_page_is_decoded_and_what_lies_outside_the_prefix_is_left_out(

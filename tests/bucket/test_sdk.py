@@ -37,12 +37,6 @@ def _stop(request: Any, **_: object) -> None:
     raise Seen(request.url)
 
 
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

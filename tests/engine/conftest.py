@@ -17,6 +17,7 @@ with warnings.catch_warnings():
 
 if TYPE_CHECKING:
     from s3kv.cli.local_store import LocalStore
+    from tests.engine.archives import Archive
     from tests.engine.harness import Engine
     from tests.faults.proxy import Proxy
 
@@ -71,3 +72,31 @@ def shared_engine(
     prefix = f"engine-{os.urandom(6).hex()}"
     with engine(model, between.endpoint_url, bucket, prefix, **options) as started:
         yield started
+
+
+def _new_archive(request: pytest.FixtureRequest, endpoint_url: str, bucket: str) -> Archive:
+    from tests.engine.archives import Archive
+
+    suite = request.path.stem.removeprefix("test_").replace("_", "-")
+    return Archive(endpoint_url, bucket, f"{suite}-{os.urandom(4).hex()}")
+
+
+@pytest.fixture
+def archive(request: pytest.FixtureRequest, seaweed_endpoint: str, bucket: str) -> Archive:
+    """A prefix that no other test uses."""
+    return _new_archive(request, seaweed_endpoint, bucket)
+
+
+@pytest.fixture(scope="module")
+def shared_archive(request: pytest.FixtureRequest, seaweed_endpoint: str, bucket: str) -> Archive:
+    """The prefix of the module's one engine `shared`."""
+    return _new_archive(request, seaweed_endpoint, bucket)
+
+
+@pytest.fixture(scope="module")
+def shared(request: pytest.FixtureRequest, shared_archive: Archive) -> Iterator[Engine]:
+    """The module's one engine, straight on the store. Its options: see `shared_engine`."""
+    from tests.engine.fixtures_lifecycle import engine_on
+
+    with engine_on(shared_archive, **getattr(request.module, "ENGINE_OPTIONS", {})) as running:
+        yield running

@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from s3kv.errors import Transient
+from tests.engine.archives import Archive
 from tests.engine.models import tiny_llama
 
 # vLLM's libraries warn while they are imported, and collecting tests makes warnings errors.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from s3kv.connector import S3KVConnector
-    from tests.engine.harness import BLOCK_TOKENS, CHUNK_TOKENS, Answer, Engine, engine, prompt_of
+    from tests.engine.harness import (
+        BLOCK_TOKENS,
+        CHUNK_TOKENS,
+        ENGINE_ARGUMENTS,
+        Answer,
+        Engine,
+        engine,
+        extra_config,
+        our_threads,
+        prompt_of,
+    )
 
 if TYPE_CHECKING:
     from s3kv.connector.messages import Plan
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_TOKENS",
     "CHUNK_TOKENS",
+    "ENGINE_ARGUMENTS",
     "ENGINE_MARKS",
     "Answer",
     "Archive",
@@ -44,6 +54,8 @@ __all__ = [
     "S3KVConnector",
     "assert_whole",
     "engine",
+    "engine_on",
+    "extra_config",
     "gated",
     "grown",
     "guards_refused",
@@ -77,55 +89,9 @@ def model_folder(seed: int | None = None) -> Path:
     return tiny_llama(MODELS) if seed is None else tiny_llama(MODELS, seed)
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A prefix of a bucket, looked at without any code of ours."""
-
-    endpoint_url: str
-    bucket: str
-    prefix: str
-
-    def _client(self) -> Any:
-        import boto3
-
-        return boto3.client("s3", endpoint_url=self.endpoint_url)
-
-    def objects(self, prefix: str | None = None) -> dict[str, int]:
-        """Name -> bytes of everything under a prefix (by default our own)."""
-        under = f"{self.prefix}/" if prefix is None else prefix
-        client = self._client()
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=under)
-        found = {o["Key"]: o["Size"] for page in pages for o in page.get("Contents", [])}
-        client.close()
-        return found
-
-    def bodies(self, names: Iterable[str]) -> list[bytes]:
-        """Contents of those names that are still there."""
-        client, found = self._client(), []
-        for name in names:
-            with suppress(client.exceptions.NoSuchKey):
-                found.append(client.get_object(Bucket=self.bucket, Key=name)["Body"].read())
-        client.close()
-        return found
-
-    def shards(self) -> set[str]:
-        return {name for name in self.objects() if "/data/" in name}
-
-    def ticks(self) -> set[str]:
-        return {name for name in self.objects() if "/idx/tick/" in name}
-
-    def segments(self) -> set[str]:
-        return {name for name in self.objects() if "/idx/inbox/" in name}
-
-    def namespaces(self) -> set[str]:
-        ours = (name.removeprefix(f"{self.prefix}/") for name in self.objects())
-        return {name.split("/")[0] for name in ours if name.split("/")[0] != ".s3kv-probe"}
-
-    def bucket_names(self) -> set[str]:
-        client = self._client()
-        names = {each["Name"] for each in client.list_buckets()["Buckets"]}
-        client.close()
-        return names
+def engine_on(archive: Archive, **options: Any) -> AbstractContextManager[Engine]:
+    """An engine with the tiny model on an archive; options as for `engine`."""
+    return engine(model_folder(), archive.endpoint_url, archive.bucket, archive.prefix, **options)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
@@ -280,7 +246,10 @@ def seen_plans(running: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 def local_answer(running: Engine, prompt: Sequence[int], **options: Any) -> Answer:
-    """Archive a prompt; the answer of a hit in the running's *own* prefix cache (pitfall 33)."""
+    """Archive a prompt; the answer of a hit in the running's *own* prefix cache.
+
+    The cold run is no reference: a prefill of another shape may round differently.
+    """
     running.ask(prompt, **options)
     answer = running.ask(prompt, **options)
     settle(running)
@@ -331,10 +300,6 @@ def our_log() -> Iterator[LogLines]:
     finally:
         logger.removeHandler(lines)
         logger.setLevel(before)
-
-
-def our_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("s3kv-")]
 
 
 def settle(running: Engine) -> None:

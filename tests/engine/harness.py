@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from s3kv.connector import S3KVConnector
 from s3kv.connector.scheduler import SchedulerSide
 from s3kv.connector.worker import WorkerSide
+from s3kv.runtime.loop import THREAD_PREFIX
 
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 128
 MAX_MODEL_LEN = 2048
+THREADS_END_S = 20.0
 
 
 def prepare_environment() -> None:
@@ -112,7 +117,7 @@ class Engine:
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False
         )
-        return [_answer(output) for output in outputs]
+        return [answer_of(output) for output in outputs]
 
     def ask(self, prompt: Sequence[int], **options: Any) -> Answer:
         return self.generate([prompt], **options)[0]
@@ -167,7 +172,8 @@ class Engine:
         return dict(caught)
 
 
-def _answer(output: Any) -> Answer:
+def answer_of(output: Any) -> Answer:
+    """What a client got, from the engine's own output of a finished request."""
     first = output.outputs[0]
     logprobs = tuple(
         float(table[token].logprob)
@@ -179,21 +185,22 @@ def _answer(output: Any) -> Answer:
     )
 
 
-@contextmanager
-def engine(
-    model: Path, endpoint_url: str, bucket: str, prefix: str, **options: Any
-) -> Iterator[Engine]:
-    """Start an engine on `s3://bucket/prefix`.
+ENGINE_ARGUMENTS: dict[str, JsonValue] = {
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "max_model_len": MAX_MODEL_LEN,
+    "dtype": "float32",
+    "seed": 0,
+    "block_size": BLOCK_TOKENS,
+}
+"""Of every engine of this suite, whatever its process."""
 
-    options: extra-config keys, or engine arguments under `engine_args`.
-    """
-    prepare_environment()
-    from vllm import LLM
-    from vllm.config import KVTransferConfig
 
-    engine_args = dict(options.pop("engine_args", {}))
-    role = options.pop("kv_role", "kv_both")
-    extra = {
+def extra_config(
+    endpoint_url: str, bucket: str, prefix: str, **options: JsonValue
+) -> dict[str, JsonValue]:
+    """The connector's configuration for `s3://bucket/prefix` with these options."""
+    return {
         "uri": f"s3://{bucket}/{prefix}",
         "endpoint_url": endpoint_url,
         "region": "us-east-1",
@@ -205,22 +212,33 @@ def engine(
         "lookup_deadline_s": 5.0,
         **options,
     }
+
+
+@contextmanager
+def engine(
+    model: Path, endpoint_url: str, bucket: str, prefix: str, **options: Any
+) -> Iterator[Engine]:
+    """Start an engine on `s3://bucket/prefix`; none of our threads outlives it.
+
+    options: extra-config keys, or engine arguments under `engine_args`.
+    """
+    prepare_environment()
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    engine_args = dict(options.pop("engine_args", {}))
+    role = options.pop("kv_role", "kv_both")
     transfer = KVTransferConfig(
         kv_connector="S3KVConnector",
         kv_connector_module_path="s3kv.connector",
         kv_role=role,
-        kv_connector_extra_config=extra,
+        kv_connector_extra_config=extra_config(endpoint_url, bucket, prefix, **options),
     )
     arguments = {
         "model": str(model),
-        "skip_tokenizer_init": True,
-        "enforce_eager": True,
-        "max_model_len": MAX_MODEL_LEN,
-        "dtype": "float32",
-        "seed": 0,
-        "block_size": BLOCK_TOKENS,
         "disable_log_stats": False,
         "kv_transfer_config": transfer,
+        **ENGINE_ARGUMENTS,
         **engine_args,
     }
     llm = LLM(**arguments)
@@ -229,6 +247,22 @@ def engine(
     finally:
         llm.llm_engine.engine_core.shutdown()
         _forget_engine(llm)
+    _assert_no_thread_left()
+
+
+def our_threads() -> list[str]:
+    """Names of this process's threads that the connector started."""
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith(THREAD_PREFIX))
+
+
+def _assert_no_thread_left() -> None:
+    """A late request may hold a thread until its own time limit."""
+    end_s = time.monotonic() + THREADS_END_S
+    while left := our_threads():
+        assert time.monotonic() < end_s, (
+            f"still alive {THREADS_END_S:.0f} s after the engine's shutdown: {', '.join(left)}"
+        )
+        time.sleep(0.02)
 
 
 def _forget_engine(llm: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from tests.engine.fixtures_lifecycle import (
     Answer,
     Archive,
     engine,
+    engine_on,
     local_answer,
     model_folder,
     our_log,
@@ -30,11 +30,6 @@ from tests.servers import READER
 pytestmark = ENGINE_MARKS
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=1)
-
-
-@pytest.fixture
-def archive(seaweed_endpoint: str, bucket: str) -> Archive:
-    return Archive(seaweed_endpoint, bucket, f"bad-{os.urandom(4).hex()}")
 
 
 # ------------------------------------------------------------- wrong configuration
@@ -53,7 +48,7 @@ def test_a_wrong_setting_stops_the_engine_with_one_error(
     try:
         with (
             pytest.raises(ConfigError) as raised,
-            engine(model_folder(), archive.endpoint_url, archive.bucket, archive.prefix, **options),
+            engine_on(archive, **options),
         ):
             raise AssertionError("the engine must not start")
     finally:
@@ -94,7 +89,7 @@ class Served:
 def serve(archive: Archive) -> Served:
     with (
         our_log() as log,
-        engine(model_folder(), archive.endpoint_url, archive.bucket, archive.prefix) as running,
+        engine_on(archive) as running,
     ):
         wait_until(lambda: bool(log.texts(logging.ERROR)), "an error in the log")
         cold, local = running.ask(PROMPT), running.ask(PROMPT)
@@ -159,17 +154,18 @@ def test_a_wrong_secret_is_one_error(
 def test_credentials_that_may_only_read_load_and_save_nothing(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = (archive.endpoint_url, archive.bucket, archive.prefix)
-    with engine(model_folder(), *place) as running:
+    with engine_on(archive) as running:
         local = local_answer(running, PROMPT)
     shards = archive.shards()
     other = prompt_of(2 * CHUNK_TOKENS, seed=2)
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", READER.access_key)
         patch.setenv("AWS_SECRET_ACCESS_KEY", READER.secret_key)
-        with our_log() as log, engine(model_folder(), *place) as running:
+        with our_log() as log, engine_on(archive) as running:
             warm = running.ask(PROMPT)
-            wait_until(lambda: bool(running.worker._read_only), "the probe's verdict")
+            saver = running.worker._saver
+            assert saver is not None
+            wait_until(lambda: bool(saver.read_only), "the probe's verdict")
             running.ask(other)
             settle(running)
             warnings = log.texts(logging.WARNING)

@@ -42,6 +42,7 @@ class First:
     archive: Archive
     namespace: str
     token_ids: tuple[int, ...]
+    salted_hits: tuple[tuple[str, int], ...]
 
 
 def namespace_of(running: Engine) -> str:
@@ -55,7 +56,20 @@ def first(seaweed_endpoint: str, bucket: str) -> First:
     archive = Archive(seaweed_endpoint, bucket, f"identity-{os.urandom(4).hex()}")
     with engine(model_folder(), seaweed_endpoint, bucket, archive.prefix) as running:
         answer = local_answer(running, PROMPT)
-        return First(archive, namespace_of(running), answer.token_ids)
+        hits = tuple((salt, salted_hit(running, salt)) for salt in ("one", "two", "one"))
+        return First(archive, namespace_of(running), answer.token_ids, hits)
+
+
+def salted_hit(running: Engine, salt: str) -> int:
+    """Tokens of PROMPT that the archive delivers under a salt; what was missing is archived."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, ignore_eos=True)
+    prompt = {"prompt_token_ids": list(PROMPT), "cache_salt": salt}
+    (output,) = running.llm.generate([prompt], params, use_tqdm=False)
+    settle(running)
+    running.forget_local()
+    return int(output.kv_transfer_params["s3kv"]["hit_tokens"])
 
 
 @pytest.fixture
@@ -122,6 +136,11 @@ def test_one_changed_byte_of_one_weight_file_is_another_namespace(
     assert hit == 0
 
 
+def test_the_same_prompt_under_another_salt_never_hits(first: First) -> None:
+    # The archive already held the prompt without a salt when the first of these was asked.
+    assert first.salted_hits == (("one", 0), ("two", 0), ("one", 3 * CHUNK_TOKENS))
+
+
 # ------------------------------------------------------------------------ processes
 KEYS_SCRIPT = """
 import json, sys
@@ -145,7 +164,7 @@ config = EngineArgs(model=model, skip_tokenizer_init=True, dtype="float32", max_
 facts = EngineFacts("", True, True, 1, 32, 32, model, "auto")
 group = GroupLayout(spec="FullAttentionSpec", attention_backend="CPU_ATTN", dtype="torch.float32",
                     block_size=32, kv_head_count=4, head_size=32, head_size_v=32,
-                    page_bytes=32768, window_tokens=0, state_shapes=(), layer_names=("a", "b"))
+                    page_bytes=32768, window_tokens=0, page_shapes=(), layer_names=("a", "b"))
 layout = LayoutDescriptor(kv_cache_layout="LBHNC", cpu_isa="vec", groups=(group,))
 settings = parse_settings({"uri": "s3://bucket/prefix", "chunk_tokens": 128})
 weights = weights_digest(Path(model), "auto")

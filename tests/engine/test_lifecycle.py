@@ -6,7 +6,6 @@ Answers are compared with those after a hit in the engine's own prefix cache, no
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -22,11 +21,9 @@ from tests.engine.fixtures_lifecycle import (
     Engine,
     HeldFence,
     assert_whole,
-    engine,
     gated,
     grown,
     local_answer,
-    model_folder,
     our_log,
     prompt_of,
     puts,
@@ -37,26 +34,12 @@ from tests.engine.fixtures_lifecycle import (
 
 pytestmark = ENGINE_MARKS
 
-LOOKUP_DEADLINE_S = 1.0
-LOAD_DEADLINE_S = 20.0
+ENGINE_OPTIONS = {"lookup_deadline_s": 1.0, "load_deadline_s": 20.0}
 
 
-@pytest.fixture(scope="module")
-def archive(seaweed_endpoint: str, bucket: str) -> Archive:
-    return Archive(seaweed_endpoint, bucket, f"life-{os.urandom(4).hex()}")
-
-
-@pytest.fixture(scope="module")
-def shared(archive: Archive) -> Iterator[Engine]:
-    with engine(
-        model_folder(),
-        archive.endpoint_url,
-        archive.bucket,
-        archive.prefix,
-        lookup_deadline_s=LOOKUP_DEADLINE_S,
-        load_deadline_s=LOAD_DEADLINE_S,
-    ) as running:
-        yield running
+@pytest.fixture
+def archive(shared_archive: Archive) -> Archive:
+    return shared_archive
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from pydantic import JsonValue
 from safetensors.numpy import load
 
@@ -17,8 +16,10 @@ from s3kv.runtime.offline import Completion, EngineProcess, Phase, Prompt, Spec
 from tests.engine.fixtures_lifecycle import (
     BLOCK_TOKENS,
     CHUNK_TOKENS,
+    ENGINE_ARGUMENTS,
     ENGINE_MARKS,
     Archive,
+    extra_config,
     model_folder,
     prompt_of,
     wait_until,
@@ -31,34 +32,11 @@ PHASE_S = 60.0
 MAX_TOKENS = 8
 
 
-@pytest.fixture
-def archive(seaweed_endpoint: str, bucket: str) -> Archive:
-    return Archive(seaweed_endpoint, bucket, f"restart-{os.urandom(4).hex()}")
-
-
 def spec(archive: Archive, kv_role: str = "kv_both", **options: JsonValue) -> Spec:
-    extra: dict[str, JsonValue] = {
-        "uri": f"s3://{archive.bucket}/{archive.prefix}",
-        "endpoint_url": archive.endpoint_url,
-        "region": "us-east-1",
-        "addressing_style": "path",
-        "chunk_tokens": CHUNK_TOKENS,
-        "min_tail_tokens": BLOCK_TOKENS,
-        "staging_bytes": "64MiB",
-        "ttl_s": "30d",
-        "lookup_deadline_s": 5.0,
-        **options,
-    }
+    extra = extra_config(archive.endpoint_url, archive.bucket, archive.prefix, **options)
     return Spec(
         model=str(model_folder()),
-        engine_args={
-            "skip_tokenizer_init": True,
-            "enforce_eager": True,
-            "max_model_len": 2048,
-            "dtype": "float32",
-            "seed": 0,
-            "block_size": BLOCK_TOKENS,
-        },
+        engine_args=dict(ENGINE_ARGUMENTS),
         kv_transfer_config={
             "kv_connector": "S3KVConnector",
             "kv_connector_module_path": "s3kv.connector",

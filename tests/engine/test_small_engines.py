@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
+from s3kv.connector.saves import SavePlanner
 from tests.engine.fixtures_lifecycle import (
     BLOCK_TOKENS,
     CHUNK_TOKENS,
     ENGINE_MARKS,
     Archive,
     Driver,
+    Engine,
     HeldFence,
     assert_whole,
-    engine,
+    engine_on,
     local_answer,
-    model_folder,
     prompt_of,
     seen_plans,
     settle,
@@ -28,9 +28,24 @@ pytestmark = ENGINE_MARKS
 ANSWER_TOKENS = 60
 
 
-@pytest.fixture
-def archive(seaweed_endpoint: str, bucket: str) -> Archive:
-    return Archive(seaweed_endpoint, bucket, f"small-{os.urandom(4).hex()}")
+def copies_held_until_preemption(
+    running: Engine, saves: SavePlanner, patch: pytest.MonkeyPatch
+) -> list[int]:
+    """Copies of a preempted request's blocks are made after it lost them.
+
+    Returns the number of pinned saves at each step that preempted.
+    """
+    held, pinned_counts, real = HeldFence(), list[int](), running.scheduler.plan_step
+
+    def watched(output: Any) -> Any:
+        if output.preempted_req_ids:
+            pinned_counts.append(saves.pinned_count)
+            held.reached = True
+        return real(output)
+
+    patch.setattr(running.worker, "fence", lambda: held)
+    patch.setattr(running.scheduler, "plan_step", watched)
+    return pinned_counts
 
 
 def test_preemption_with_saves_in_flight_costs_time_only(
@@ -39,13 +54,7 @@ def test_preemption_with_saves_in_flight_costs_time_only(
     prompts = [prompt_of(CHUNK_TOKENS + 2 * BLOCK_TOKENS + n, seed=n) for n in range(4)]
     # Two prompts fit, their answers do not.
     arguments = {"num_gpu_blocks_override": 16, "max_model_len": 320}
-    with engine(
-        model_folder(),
-        archive.endpoint_url,
-        archive.bucket,
-        archive.prefix,
-        engine_args=arguments,
-    ) as running:
+    with engine_on(archive, engine_args=arguments) as running:
         drive, saves = Driver(running), running.scheduler._saves
         assert saves is not None
         alone = []
@@ -53,23 +62,11 @@ def test_preemption_with_saves_in_flight_costs_time_only(
             name = drive.submit(prompt, ANSWER_TOKENS, s3kv={"load": False, "save": False})
             alone += drive.finish(name)
             running.forget_local()
-        held, preempted, pinned_then = HeldFence(), set[str](), []
-        real = running.scheduler.plan_step
-
-        def watched(output: Any) -> Any:
-            if output.preempted_req_ids:
-                preempted.update(output.preempted_req_ids)
-                pinned_then.append(saves.pinned_count)
-                # Copies of the preempted requests' blocks are made after they lost them.
-                held.reached = True
-            return real(output)
-
         with monkeypatch.context() as patch:
-            patch.setattr(running.worker, "fence", lambda: held)
-            patch.setattr(running.scheduler, "plan_step", watched)
+            pinned_counts = copies_held_until_preemption(running, saves, patch)
             together = drive.finish(*(drive.submit(prompt, ANSWER_TOKENS) for prompt in prompts))
-        assert preempted, "the cache was not small enough"
-        assert pinned_then[0] > 0, "no save was in flight"
+        assert pinned_counts, "the cache was not small enough"
+        assert pinned_counts[0] > 0, "no save was in flight"
         assert together == alone
         assert_whole(running)
         assert running.caught() == {}
@@ -87,13 +84,7 @@ def test_a_pool_of_one_slot_is_slower_never_wrong_and_never_stuck(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [prompt_of(4 * CHUNK_TOKENS, seed=10 + n) for n in range(3)]
-    with engine(
-        model_folder(),
-        archive.endpoint_url,
-        archive.bucket,
-        archive.prefix,
-        staging_bytes="700KiB",
-    ) as running:
+    with engine_on(archive, staging_bytes="700KiB") as running:
         assert running.slot_count() == 1
         local = [local_answer(running, prompt) for prompt in prompts]
         assert running.worker.outbox.counts["saves_dropped_pool_full"] > 0
@@ -116,16 +107,15 @@ def test_a_pool_of_one_slot_is_slower_never_wrong_and_never_stuck(
 
 
 def test_a_producer_only_saves_and_a_consumer_only_loads(archive: Archive) -> None:
-    place = (archive.endpoint_url, archive.bucket, archive.prefix)
     prompt, other = prompt_of(2 * CHUNK_TOKENS, seed=20), prompt_of(2 * CHUNK_TOKENS, seed=21)
-    with engine(model_folder(), *place, kv_role="kv_producer") as running:
+    with engine_on(archive, kv_role="kv_producer") as running:
         local = local_answer(running, prompt)
         again = running.ask(prompt)
         assert (again.hit_tokens, again.report["miss_reason"]) == (0, "role")
         assert_whole(running)
     shards = archive.shards()
     assert len(shards) == 2
-    with engine(model_folder(), *place, kv_role="kv_consumer") as running:
+    with engine_on(archive, kv_role="kv_consumer") as running:
         warm = running.ask(prompt)
         assert warm.hit_tokens == 2 * CHUNK_TOKENS - BLOCK_TOKENS
         assert warm.token_ids == local.token_ids

@@ -82,6 +82,16 @@ class IndexStore:
             result: T = end.value
             return result
 
+    def abandon(self, steps: core.Steps[T], reply_count: int) -> None:
+        """Carry a protocol out for so many replies, or to its end if that comes first; drop it."""
+        request = next(steps)
+        for _ in range(reply_count):
+            try:
+                request = steps.send(self.answer(request))
+            except StopIteration:
+                break
+        steps.close()
+
     def now(self) -> core.Moment:
         """The moment, with a Unix clock that is 1,000,000 s ahead of the monotonic one."""
         return core.Moment(self.now_s + 1_000_000.0, self.now_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,19 +14,14 @@ from s3kv.core.follower import Follower
 from s3kv.core.geometry import GroupGeometry, ShardGeometry
 from s3kv.core.ids import ZERO_HASH, BlockHash, fingerprints
 from s3kv.core.keys import namespace_key, shard_key
-from s3kv.core.namespace import (
-    GroupLayout,
-    LayoutDescriptor,
-    Namespace,
-    NamespaceFields,
-    form_namespace,
-)
+from s3kv.core.namespace import Namespace, form_namespace
 from s3kv.core.records import DEAD, make_records
 from s3kv.core.requests import Moment
 from s3kv.core.sequencer import Sequencer, SequencerSettings
 from s3kv.core.shard import ShardIdentity, seal
 from s3kv.runtime.clock import Clock
 from s3kv.runtime.perform import perform
+from tests.fakes.namespaces import GROUP, LAYOUT, namespace_fields
 
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 64
@@ -37,46 +32,11 @@ TIMEOUT_S = 10.0
 
 def small_namespace(label: str = "") -> Namespace:
     """Two layers of three heads; chunks of four blocks."""
-    group = GroupLayout(
-        spec="FullAttentionSpec",
-        attention_backend="CPU_ATTN",
-        dtype="torch.bfloat16",
-        block_size=BLOCK_TOKENS,
-        kv_head_count=3,
-        head_size=64,
-        head_size_v=64,
-        page_bytes=PAGE_BYTES,
-        window_tokens=0,
-        state_shapes=(),
-        layer_names=LAYERS,
-    )
+    group = replace(GROUP, page_bytes=PAGE_BYTES, page_shapes=(), layer_names=LAYERS)
+    layout = replace(LAYOUT, groups=(group,))
     return form_namespace(
-        NamespaceFields(
-            format_version=1,
-            engine="vllm",
-            label=label,
-            weights="auto:" + "ab" * 32,
-            weights_epoch=0,
-            model_config="cd" * 32,
-            model_dtype="torch.bfloat16",
-            kv_cache_dtype="auto",
-            kv_scales="",
-            quantization="",
-            hf_overrides="",
-            rope="",
-            max_model_len=0,
-            drafter="",
-            layout=(LayoutDescriptor(kv_cache_layout="LBHNC", cpu_isa="vec", groups=(group,)),),
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            prefill_context_parallel_size=1,
-            decode_context_parallel_size=1,
-            cp_interleave_tokens=1,
-            replicas=1,
-            hash_algorithm="sha256_cbor",
-            hash_block_size=BLOCK_TOKENS,
-            block_tokens=BLOCK_TOKENS,
-            chunk_tokens=CHUNK_TOKENS,
+        replace(
+            namespace_fields(), label=label, rope="", layout=(layout,), chunk_tokens=CHUNK_TOKENS
         )
     )
 

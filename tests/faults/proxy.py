@@ -8,7 +8,6 @@ Everything runs on one thread of its own; all methods may be called from the tes
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +15,17 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from tests.faults.wire import (
+    HEAD_BYTES,
+    Head,
+    Upstream,
+    close_writer,
+    error_answer,
+    read_body,
+    read_head,
+)
+
 HOST = "127.0.0.1"
-PIECE_BYTES = 1 << 16
-HEAD_BYTES = 1 << 20
 LOOK_S = 0.005
 """How often a held request looks whether it was released."""
 
@@ -209,7 +216,7 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
-        store = _Upstream(*self._target)
+        store = Upstream(*self._target)
         try:
             while await self._exchange(client_in, client_out, store):
                 pass
@@ -218,20 +225,20 @@ class Proxy:
         finally:
             self._open.discard(task)
             await store.close()
-            await _close(client_out)
+            await close_writer(client_out)
 
     async def _exchange(
-        self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter, store: _Upstream
+        self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter, store: Upstream
     ) -> bool:
         """One request and its answer; whether the connection lives on."""
-        head = await _read_head(client_in)
+        head = await read_head(client_in)
         if "expect" in head.headers:
             client_out.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = await _read_body(client_in, head)
+        body = await read_body(client_in, head)
         action = self._decide(head)
         match action:
             case Fail(status, code):
-                client_out.write(_error(status, code, has_body=head.method != "HEAD"))
+                client_out.write(error_answer(status, code, has_body=head.method != "HEAD"))
                 await client_out.drain()
                 return True
             case Drop():
@@ -243,135 +250,12 @@ class Proxy:
         limit = action.body_bytes if isinstance(action, Cut) else None
         return await store.exchange(head, body, client_out, limit)
 
-    def _decide(self, head: _Head) -> Action | None:
+    def _decide(self, head: Head) -> Action | None:
         path, _, query = head.target.partition("?")
         seen = Seen(head.method, unquote(path), query)
         with self._lock:
             self._seen.append(seen)
             return next((rule.action for rule in self._rules if rule.applies(seen)), None)
-
-
-@dataclass(frozen=True)
-class _Head:
-    """First line and headers. lines: as they came; headers: names in lower case."""
-
-    lines: tuple[bytes, ...]
-    headers: dict[str, str]
-
-    @property
-    def method(self) -> str:
-        return self.lines[0].split(b" ")[0].decode()
-
-    @property
-    def target(self) -> str:
-        return self.lines[0].split(b" ")[1].decode()
-
-    @property
-    def status(self) -> int:
-        return int(self.lines[0].split(b" ")[1])
-
-    def raw(self, *, without: str = "") -> bytes:
-        """The bytes as they came, but for one header."""
-        drop = f"{without}:".encode()
-        kept = [line for line in self.lines if not (without and line.lower().startswith(drop))]
-        return b"".join((*kept, b"\r\n"))
-
-
-class _Upstream:
-    """The connection to the store that belongs to one client's connection."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._address = (host, port)
-        self._pair: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def exchange(
-        self, head: _Head, body: bytes, client_out: asyncio.StreamWriter, limit: int | None
-    ) -> bool:
-        """Ask the store and pass its answer on, at most `limit` bytes of its body."""
-        if self._pair is None:
-            self._pair = await asyncio.open_connection(*self._address, limit=HEAD_BYTES)
-        store_in, store_out = self._pair
-        # The proxy has answered the expectation itself; the header is not part of a signature.
-        store_out.write(head.raw(without="expect") + body)
-        await store_out.drain()
-        answer = await _read_head(store_in)
-        client_out.write(answer.raw())
-        if head.method == "HEAD" or answer.status in (204, 304):
-            await client_out.drain()
-        elif not await _pass_body(answer, store_in, client_out, limit):
-            return False
-        return "close" not in (answer.headers.get("connection"), head.headers.get("connection"))
-
-    async def close(self) -> None:
-        """Idempotent."""
-        pair, self._pair = self._pair, None
-        if pair is not None:
-            await _close(pair[1])
-
-
-async def _read_head(stream: asyncio.StreamReader) -> _Head:
-    lines: list[bytes] = []
-    headers: dict[str, str] = {}
-    while (line := await stream.readline()) != b"\r\n":
-        if not line.endswith(b"\n"):
-            raise EOFError("connection closed")
-        lines.append(line)
-        if len(lines) > 1:
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.strip().lower()] = value.strip()
-    return _Head(tuple(lines), headers)
-
-
-async def _read_body(stream: asyncio.StreamReader, head: _Head) -> bytes:
-    """The body with its framing, as it came."""
-    if head.headers.get("transfer-encoding", "").lower() != "chunked":
-        return await stream.readexactly(int(head.headers.get("content-length", "0")))
-    pieces = []
-    size = -1
-    while size:
-        line = await stream.readline()
-        size = int(line.split(b";")[0], 16)
-        pieces += [line, await stream.readexactly(size + 2)]
-    return b"".join(pieces)
-
-
-async def _pass_body(
-    answer: _Head,
-    store_in: asyncio.StreamReader,
-    client_out: asyncio.StreamWriter,
-    limit: int | None,
-) -> bool:
-    """Whether the body was passed on whole."""
-    if answer.headers.get("transfer-encoding", "").lower() == "chunked":
-        body = await _read_body(store_in, answer)
-        client_out.write(body[:limit])
-        await client_out.drain()
-        return limit is None
-    left = int(answer.headers.get("content-length", "0"))
-    if limit is not None:
-        left = min(left, limit)
-    while left:
-        piece = await store_in.read(min(left, PIECE_BYTES))
-        if not piece:
-            raise EOFError("the store closed the connection")
-        left -= len(piece)
-        client_out.write(piece)
-        await client_out.drain()
-    return limit is None
-
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-
-
-def _error(status: int, code: str, *, has_body: bool) -> bytes:
-    """An error as S3 words it."""
-    body = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
-    head = f"HTTP/1.1 {status} Injected\r\nContent-Type: application/xml\r\n"
-    head += f"Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + (body if has_body else b"")
 
 
 @contextmanager

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from s3kv.bucket.base import ObjectStore, Received
-from s3kv.bucket.connect import RetryPolicy
 from s3kv.bucket.retry import Retrying
-from s3kv.bucket.s3 import S3Store
 from s3kv.errors import Corrupt, Denied, S3KVError, Throttled, Transient
 from tests.bucket.stores import plain_store
 from tests.faults.http_server import (
@@ -26,23 +21,7 @@ from tests.faults.http_server import (
     s3_error,
     scripted_server,
 )
-
-URI = "s3://bucket/pre"
-WHOLE = bytes(range(256)) * 4096  # 1 MiB
-QUICK = RetryPolicy(pause_s=0.001, throttled_pause_s=0.001)
-BODY = bytes(200_000)
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
-
-
-@asynccontextmanager
-async def opened(server: ScriptedServer, **changes: Any) -> AsyncIterator[S3Store]:
-    async with plain_store(server.endpoint_url, URI, **changes) as store:
-        yield store
+from tests.faults.scripted_client import BODY, QUICK, URI, WHOLE, opened
 
 
 async def call(store: ObjectStore, operation: str, timeout_s: float = 5.0) -> object:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from s3kv.bucket.base import EXISTS, MISSING
-from s3kv.bucket.connect import RetryPolicy, connect
+from s3kv.bucket.connect import connect
 from s3kv.bucket.retry import Retrying
-from s3kv.bucket.s3 import S3Store
 from s3kv.errors import Closed, Throttled, Transient
-from tests.bucket.stores import MIB, plain_store, settings_for
+from tests.bucket.stores import MIB, settings_for
 from tests.faults.http_server import (
     Answer,
     HangUp,
@@ -30,17 +28,7 @@ from tests.faults.http_server import (
     s3_error,
     scripted_server,
 )
-
-URI = "s3://bucket/pre"
-WHOLE = bytes(range(256)) * 4096  # 1 MiB
-QUICK = RetryPolicy(pause_s=0.001, throttled_pause_s=0.001)
-BODY = bytes(200_000)
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
+from tests.faults.scripted_client import QUICK, URI, WHOLE, opened
 
 
 @pytest.fixture(params=["http", "https"])
@@ -55,16 +43,19 @@ def either_server(
         yield server
 
 
-@asynccontextmanager
-async def opened(server: ScriptedServer, **changes: Any) -> AsyncIterator[S3Store]:
-    async with plain_store(server.endpoint_url, URI, **changes) as store:
-        yield store
-
-
 async def until(event: threading.Event) -> None:
     """Wait for another thread's event without stopping this loop."""
     while not event.is_set():  # noqa: ASYNC110 - set by a thread that knows no loop
         await asyncio.sleep(0.005)
+
+
+async def given_up(task: asyncio.Future[Any], ending: str, pause_s: float) -> None:
+    """Wait for the task's own time limit, or cancel it after a pause."""
+    if ending == "cancel":
+        await asyncio.sleep(pause_s)
+        task.cancel()
+    with pytest.raises(Transient if ending == "timeout" else asyncio.CancelledError):
+        await task
 
 
 async def test_a_body_reset_on_its_way_is_transient(either_server: ScriptedServer) -> None:
@@ -102,11 +93,7 @@ async def test_a_late_answer_never_reaches_a_buffer_that_was_given_back(
             store.get_into("x", 0, memoryview(buffer), timeout_s=timeout_s)
         )
         await until(stall.stalled)
-        if ending == "cancel":
-            await asyncio.sleep(0.05)
-            task.cancel()
-        with pytest.raises(Transient if ending == "timeout" else asyncio.CancelledError):
-            await task
+        await given_up(task, ending, 0.05)
         buffer[:] = b"." * len(buffer)
         stall.released.set()
         await until(stall.ended)
@@ -145,11 +132,7 @@ async def test_memory_given_back_after_a_put_is_not_sent_any_more(
         timeout_s = 1.0 if ending == "timeout" else 30.0
         task = asyncio.ensure_future(store.put("x", memoryview(body), timeout_s=timeout_s))
         await until(reader.stalled)
-        if ending == "cancel":
-            await asyncio.sleep(0.2)
-            task.cancel()
-        with pytest.raises(Transient if ending == "timeout" else asyncio.CancelledError):
-            await task
+        await given_up(task, ending, 0.2)
         body[:] = b"\xff" * len(body)
         reader.released.set()
         await until(reader.ended)

@@ -165,7 +165,7 @@ def test_a_shard_of_another_identity_is_a_mismatch(shard: Sealed, data: st.DataO
         assume(identity.writer_count < 999)
         expected = replace(identity, writer_index=identity.writer_count, writer_count=999)
     assume(expected != identity)
-    # Where one side does not know the parent, it is not compared: test_shard has that case.
+    # Where one side does not know the parent, it is not compared: test_shard_refusals has it.
     assume(field != "parent_hash" or ZERO_HASH not in (other, identity.parent_hash))
 
     with pytest.raises(Mismatch):

@@ -1,9 +1,9 @@
 """The processes of the simulated world. They drive the real `Follower` and `Sequencer`.
 
 Engine: stores and loads chunks as an engine does, keeping the rules that are its own (R1, R2, R5,
-R8). Compactor and sweeper stand for what comes later: full runs with clean-up, and deletion of dead
-shards, so that the index rules are tested against their effects. Each rule can be switched off by
-its name in `faults`.
+R8). Compactor and sweeper stand for what docs/adr/0002 plans: full runs with clean-up, and deletion
+of dead shards, so that the index rules are tested against their effects. Each rule can be switched
+off by its name in `faults`.
 """
 
 from __future__ import annotations

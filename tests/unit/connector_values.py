@@ -21,11 +21,21 @@ with warnings.catch_warnings():
     from s3kv.connector.guard import Guard
     from s3kv.connector.loads import LoadBook
     from s3kv.connector.lookup_desk import AVOID_LOST_S, AVOID_S, LOST_MAX, LookupDesk
-    from s3kv.connector.messages import ChunkAddress, FailedChunk, LayoutHandshake, Plan, Report
+    from s3kv.connector.messages import (
+        ChunkAddress,
+        FailedChunk,
+        LayoutHandshake,
+        Plan,
+        Report,
+        SaveJob,
+    )
     from s3kv.connector.outbox import Outbox
     from s3kv.connector.pins import PinBoard
+    from s3kv.connector.saver import Saver
     from s3kv.connector.saves import PIN_REPORT_S, SaveContext, SavePlanner, address_of
+    from s3kv.connector.staging import Staging
     from s3kv.connector.tracked import ChainGeometry, Promise, Tracked, track
+    from s3kv.connector.worker_archive import WorkerArchive
 
 from s3kv.core.ids import BlockHash, NamespaceId
 
@@ -54,8 +64,12 @@ __all__ = [
     "Promise",
     "Report",
     "SaveContext",
+    "SaveJob",
     "SavePlanner",
+    "Saver",
+    "Staging",
     "Tracked",
+    "WorkerArchive",
     "address_of",
     "chain_of",
     "step_of",
@@ -87,6 +101,7 @@ class FakeRequest:
     num_computed_tokens: int = 0
     kv_transfer_params: Mapping[str, Any] | None = None
     lora_request: object | None = None
+    mm_features: list[Any] = field(default_factory=list)
     skip_reading_prefix_cache: bool = False
 
     @property

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from s3kv.cli import app
-from s3kv.cli.connection import Options, bucket_settings
+from s3kv.cli.connection import bucket_settings
+from s3kv.cli.options import Options
 from s3kv.cli.output import Column, Output, plain_lines
 from s3kv.cli.words import age_text, bytes_text, counted, printable
 from s3kv.errors import ConfigError

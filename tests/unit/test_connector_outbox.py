@@ -51,7 +51,7 @@ def test_nothing_new_is_no_report() -> None:
 
 
 def test_a_report_holds_everything_since_the_last() -> None:
-    outbox, failed = Outbox(), FailedChunk(chain_of(1)[0], 4, "missing", lost=True)
+    outbox, failed = Outbox(), FailedChunk(NS, chain_of(1)[0], 4, "missing", lost=True)
     handshake = LayoutHandshake(None, None, "why")
     outbox.layout(handshake)
     outbox.opened(NS)

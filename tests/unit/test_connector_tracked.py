@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,3 +86,26 @@ def test_bad_options_are_refused(bad: object) -> None:
 
 def test_a_promise_counts_the_blocks_that_will_be_written() -> None:
     assert Promise((), local_blocks=3, end_block=8).block_count == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("ab" * 32, ""),
+        ("ab" * 64, ""),
+        ("img1", "named_media"),
+        ("renderer0-mm-3-image-0", "named_media"),
+    ],
+)
+def test_images_count_only_if_they_are_named_by_their_content(name: str, refusal: str) -> None:
+    one = tracked(64, mm_features=[SimpleNamespace(identifier=name)])
+    assert one.refusal == refusal
+    assert bool(one.save_chunks) is (not refusal)
+
+
+def test_a_chain_that_was_cut_and_regrown_to_the_same_length_is_read_anew() -> None:
+    one = tracked(64)
+    before = one.chain()
+    other = chain_of(len(before), "another")
+    one.request.block_hashes[:] = other
+    assert one.chain() == other

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -17,42 +16,19 @@ from s3kv.device import selfcheck
 from s3kv.device.copier import Copier, Outcome
 from s3kv.device.paged import PagedGroup
 from s3kv.errors import Closed
-
-BLOCKS, LAYERS, PAGE = 8, 2, 64
-BLOCK_BYTES = LAYERS * PAGE
-WAIT_S = 20.0
-
-
-@dataclass
-class Gate:
-    """A fence that passes when told to."""
-
-    opened: threading.Event = field(default_factory=threading.Event)
-    asked: threading.Event = field(default_factory=threading.Event)
-
-    def query(self) -> bool:
-        self.asked.set()
-        return self.opened.is_set()
-
-
-class BrokenFence:
-    def query(self) -> bool:
-        raise RuntimeError("device lost")
-
-
-@dataclass
-class Reports:
-    """What on_done was told, in order, and by which thread."""
-
-    heard: list[tuple[str, object]] = field(default_factory=list)
-    threads: set[str] = field(default_factory=set)
-
-    def of(self, name: str) -> list[object]:
-        return [what for who, what in self.heard if who == name]
-
-    def note(self, name: str, what: object) -> None:
-        self.threads.add(threading.current_thread().name)
-        self.heard.append((name, what))
+from tests.fakes.copier_bench import (
+    BLOCK_BYTES,
+    BLOCKS,
+    LAYERS,
+    PAGE,
+    WAIT_S,
+    BrokenFence,
+    Gate,
+    Reports,
+    buffer_of,
+    deliver,
+    stage,
+)
 
 
 @pytest.fixture
@@ -73,26 +49,6 @@ def copier(cache: torch.Tensor) -> Iterator[Copier]:
 @pytest.fixture
 def reports() -> Reports:
     return Reports()
-
-
-def buffer_of(value: int, block_count: int = 1) -> torch.Tensor:
-    return torch.full((block_count * BLOCK_BYTES,), value, dtype=torch.uint8)
-
-
-def stage(
-    copier: Copier, reports: Reports, name: str, block: int = 0, after: Gate | None = None
-) -> torch.Tensor:
-    out = buffer_of(0xA5)
-    copier.stage([block], out, after, lambda error: reports.note(name, error))
-    return out
-
-
-def deliver(
-    copier: Copier, reports: Reports, name: str, block: int = 0, after: Gate | None = None
-) -> None:
-    copier.deliver(
-        [block], buffer_of(77), after, lambda: True, lambda outcome: reports.note(name, outcome)
-    )
 
 
 def test_stage_reports_after_the_bytes_are_in_the_slot(copier: Copier) -> None:

@@ -1,4 +1,4 @@
-"""Offsets of shards; their agreement with real files is tested in test_shard."""
+"""Offsets of shards; their agreement with real files is tested in test_shard_format."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import pytest
 from s3kv.core.namespace import (
     MAX_DOCUMENT_BYTES,
     GroupLayout,
-    LayoutDescriptor,
     NamespaceFields,
     Refused,
     canonical_json,
@@ -25,50 +24,11 @@ from s3kv.core.namespace import (
     parse_namespace_document,
 )
 from s3kv.errors import Corrupt, Mismatch
+from tests.fakes.namespaces import GROUP, LAYOUT, namespace_fields
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "namespaces.json").read_text())
 
-GROUP = GroupLayout(
-    spec="FullAttentionSpec",
-    attention_backend="CPU_ATTN",
-    dtype="torch.bfloat16",
-    block_size=16,
-    kv_head_count=3,
-    head_size=64,
-    head_size_v=64,
-    page_bytes=12288,
-    window_tokens=0,
-    state_shapes=((2, 3), (4,)),
-    layer_names=("model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn"),
-)
-LAYOUT = LayoutDescriptor(kv_cache_layout="LBHNC", cpu_isa="vec", groups=(GROUP,))
-FIELDS = NamespaceFields(
-    format_version=1,
-    engine="vllm",
-    label="",
-    weights="auto:" + "ab" * 32,
-    weights_epoch=0,
-    model_config="cd" * 32,
-    model_dtype="torch.bfloat16",
-    kv_cache_dtype="auto",
-    kv_scales="",
-    quantization="",
-    hf_overrides="",
-    rope='{"rope_theta":100000}',
-    max_model_len=0,
-    drafter="",
-    layout=(LAYOUT,),
-    tensor_parallel_size=1,
-    pipeline_parallel_size=1,
-    prefill_context_parallel_size=1,
-    decode_context_parallel_size=1,
-    cp_interleave_tokens=1,
-    replicas=1,
-    hash_algorithm="sha256_cbor",
-    hash_block_size=16,
-    block_tokens=16,
-    chunk_tokens=256,
-)
+FIELDS = namespace_fields()
 
 
 @pytest.mark.parametrize("vector", GOLDEN, ids=[vector["name"] for vector in GOLDEN])
@@ -143,7 +103,7 @@ CHANGES: dict[str, Callable[[NamespaceFields], NamespaceFields]] = {
     "layout.0.groups.0.head_size_v": in_group(head_size_v=128),
     "layout.0.groups.0.page_bytes": in_group(page_bytes=12289),
     "layout.0.groups.0.window_tokens": in_group(window_tokens=512),
-    "layout.0.groups.0.state_shapes.1.0": in_group(state_shapes=((2, 3), (5,))),
+    "layout.0.groups.0.page_shapes.1.0": in_group(page_shapes=((2, 3), (5,))),
     "layout.0.groups.0.layer_names.0": in_group(layer_names=GROUP.layer_names[::-1]),
 }
 
@@ -265,7 +225,7 @@ def edited(path: str, value: object) -> bytes:
         edited("layout.0.groups.0.layer_names", "abc"),
         edited("layout.0.groups.0.layer_names", [1]),
         edited("layout.0.groups.0.more", 1),
-        edited("layout.0.groups.0.state_shapes", [[1, "2"]]),
+        edited("layout.0.groups.0.page_shapes", [[1, "2"]]),
     ],
 )
 def test_documents_that_nobody_wrote_are_corrupt(document: bytes) -> None:
