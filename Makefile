@@ -22,7 +22,7 @@ PIP_INDEX := $(VENV)/.s3kv-pip-args
 BUDGET_LINT := 90
 BUDGET_FAST := 210
 BUDGET_INTEGRATION := 120
-BUDGET_ENGINE := 780
+BUDGET_ENGINE := 840
 BUDGET_ALL := 3600
 
 FAST := tests/unit tests/property tests/bucket tests/simulation tests/faults

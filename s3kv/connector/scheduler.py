@@ -11,11 +11,9 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from s3kv.bucket.base import ObjectStore
-from s3kv.bucket.meter import Meter
 from s3kv.config import Settings
 from s3kv.connector.agreement import Agreement
-from s3kv.connector.archive import close_store, index_settings, make_store, touch_s
+from s3kv.connector.archive import touch_s
 from s3kv.connector.identity import EngineFacts, none_hash
 from s3kv.connector.loads import LoadBook
 from s3kv.connector.lookup_desk import LookupDesk
@@ -30,13 +28,12 @@ from s3kv.connector.messages import (
 from s3kv.connector.offers import Offers
 from s3kv.connector.pins import PinBoard
 from s3kv.connector.saves import SaveContext, SavePlanner, address_of
-from s3kv.connector.scheduler_archive import SchedulerArchive
+from s3kv.connector.scheduler_archive import SchedulerArchive, SchedulerClients
 from s3kv.connector.tracked import ChainGeometry, Promise, Tracked, track
 from s3kv.core.chunking import chunk_blocks_for
 from s3kv.core.ids import BlockHash
 from s3kv.core.lookup import Match, Miss, Unknown
 from s3kv.runtime.clock import Clock
-from s3kv.runtime.loop import LoopThread
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -52,7 +49,6 @@ AGREE_WAIT_S = 5.0
 """Start-up may wait this long for the weights digest; after that lookups miss until it is there."""
 OPEN_WAIT_S = 3.0
 """Start-up may wait this long for the index; after that the bucket is probed until it is open."""
-CLOSE_TIMEOUT_S = 1.0
 
 
 class SchedulerSide:
@@ -63,7 +59,6 @@ class SchedulerSide:
         self._facts = facts
         self._settings = settings
         self._clock = Clock()
-        self._meter = Meter()
         self._agreement = Agreement(vllm_config, facts, settings)
         self._chain_geometry = ChainGeometry(
             block_tokens=facts.block_tokens,
@@ -71,8 +66,7 @@ class SchedulerSide:
             chunk_blocks=chunk_blocks_for(settings.chunk_tokens, facts.block_tokens),
             min_tail_blocks=chunk_blocks_for(settings.min_tail_tokens, facts.block_tokens),
         )
-        self._loop: LoopThread | None = None
-        self._store: ObjectStore | None = None
+        self._clients = SchedulerClients(facts.world_size, settings, self._clock)
         self._archive: SchedulerArchive | None = None
         self._desk: LookupDesk | None = None
         self._acknowledged = False
@@ -114,18 +108,7 @@ class SchedulerSide:
         if agreed is None:
             return
         namespace, geometry = agreed
-        if self._loop is None or self._store is None:
-            self._loop = LoopThread("scheduler")
-            self._store = make_store(self._settings, self._meter)
-        self._archive = SchedulerArchive(
-            self._loop,
-            self._store,
-            namespace,
-            geometry,
-            self._facts.world_size,
-            self._clock,
-            index_settings(self._settings, geometry, self._facts.world_size),
-        )
+        self._archive = self._clients.open(namespace, geometry)
         self._desk = LookupDesk(
             self._archive, self._settings.probe, self._settings.lookup_deadline_s
         )
@@ -377,5 +360,4 @@ class SchedulerSide:
         """Stop following and close the store, within a bound."""
         if self._archive is not None:
             self._archive.close()
-        if self._loop is not None and self._store is not None:
-            close_store(self._loop, self._store, CLOSE_TIMEOUT_S)
+        self._clients.close()

@@ -9,6 +9,9 @@ from concurrent.futures import Future
 import numpy as np
 
 from s3kv.bucket.base import ObjectStore
+from s3kv.bucket.meter import Meter
+from s3kv.config import Settings
+from s3kv.connector.archive import close_store, index_settings, make_store
 from s3kv.core.chunking import Chunk
 from s3kv.core.geometry import ShardGeometry
 from s3kv.core.ids import BlockHash, fingerprints
@@ -21,6 +24,8 @@ from s3kv.runtime.loop import LoopThread
 from s3kv.runtime.prober import Prober
 
 logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 1.0
 
 
 class SchedulerArchive:
@@ -91,3 +96,35 @@ class SchedulerArchive:
     def close(self) -> None:
         """Stop following."""
         self._running.cancel()
+
+
+class SchedulerClients:
+    """Loop thread and store of a scheduler's process: made on first use, kept over resets."""
+
+    def __init__(self, writer_count: int, settings: Settings, clock: Clock) -> None:
+        """writer_count: shards per chunk."""
+        self._writer_count = writer_count
+        self._settings = settings
+        self._clock = clock
+        self.loop: LoopThread | None = None
+        self.store: ObjectStore | None = None
+
+    def open(self, namespace: Namespace, geometry: ShardGeometry) -> SchedulerArchive:
+        """Begin to follow a namespace."""
+        if self.loop is None or self.store is None:
+            self.loop = LoopThread("scheduler")
+            self.store = make_store(self._settings, Meter())
+        return SchedulerArchive(
+            self.loop,
+            self.store,
+            namespace,
+            geometry,
+            self._writer_count,
+            self._clock,
+            index_settings(self._settings, geometry, self._writer_count),
+        )
+
+    def close(self) -> None:
+        """Close both, each within a bound."""
+        if self.loop is not None and self.store is not None:
+            close_store(self.loop, self.store, CLOSE_TIMEOUT_S)

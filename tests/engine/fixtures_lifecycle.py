@@ -259,7 +259,7 @@ def local_answer(running: Engine, prompt: Sequence[int], **options: Any) -> Answ
 
 def guards_refused(running: Engine) -> int:
     """Bucket requests that were refused because they came from a thread of the running."""
-    stores = (running.worker._store, running.scheduler._store)
+    stores = (running.worker._store, running.scheduler._clients.store)
     return sum(_guard_of(store).refused_count for store in stores if store is not None)
 
 
@@ -318,8 +318,9 @@ def settle(running: Engine) -> None:
         running.step_idle()
         time.sleep(0.02)
     # What the scheduler side heard goes into its view of the index on the loop thread.
-    if side._loop is not None:
-        side._loop.submit(asyncio.sleep(0)).result(WAIT_S)
+    loop = side._clients.loop
+    if loop is not None:
+        loop.submit(asyncio.sleep(0)).result(WAIT_S)
 
 
 def assert_whole(running: Engine) -> None:

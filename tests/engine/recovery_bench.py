@@ -17,11 +17,11 @@ from s3kv.core.keys import shard_key
 from tests.engine.harness import BLOCK_TOKENS, CHUNK_TOKENS, Answer, Engine, answer_of, prompt_of
 from tests.faults.proxy import Proxy
 
-PROMPT_TOKENS = 1900
+PROMPT_TOKENS = 1100
 ARCHIVED_TOKENS = PROMPT_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
-CHUNK_COUNT = 15
-"""14 full chunks and a tail of three blocks."""
-PARTS = {"first": (0,), "middle": (7,), "last": (14,), "all": tuple(range(CHUNK_COUNT))}
+CHUNK_COUNT = 9
+"""8 full chunks and a tail of two blocks."""
+PARTS = {"first": (0,), "middle": (4,), "last": (8,), "all": tuple(range(CHUNK_COUNT))}
 ATTEMPTS = RetryPolicy().attempt_count
 SHORT_S = 2.0
 WAIT_S = 60.0

@@ -276,7 +276,7 @@ def test_identical_new_prompts_of_one_batch_are_saved_once(
 # ------------------------------------------------------------------------------ aborts
 def test_abort_while_looking_up(live: Engine, drive: Driver) -> None:
     prompt = prompt_of(2 * CHUNK_TOKENS, seed=40)
-    store = live.scheduler._store
+    store = live.scheduler._clients.store
     # A new epoch has a new index to open and cannot: lookups ask for names and wait.
     with gated(store, "get", "stat") as gate:
         assert live.llm.reset_prefix_cache(reset_connector=True)
@@ -295,7 +295,7 @@ def test_abort_while_looking_up(live: Engine, drive: Driver) -> None:
 def test_a_lookup_without_an_answer_becomes_a_miss(live: Engine) -> None:
     prompt = prompt_of(2 * CHUNK_TOKENS, seed=41)
     local = local_answer(live, prompt)
-    with gated(live.scheduler._store, "get", "stat"):
+    with gated(live.scheduler._clients.store, "get", "stat"):
         assert live.llm.reset_prefix_cache(reset_connector=True)
         answer = live.ask(prompt)
     assert answer.token_ids == local.token_ids
@@ -481,6 +481,27 @@ def test_a_reset_while_loading_never_passes_off_missing_blocks_as_loaded(
         drive.step_until(lambda: live.scheduler._acknowledged, "the new namespace is taken up")
         gate.open()
         assert drive.finish(name) == [local.token_ids]
+
+
+def test_while_the_caches_are_away_nothing_is_copied_and_afterwards_all_is_as_before(
+    live: Engine,
+) -> None:
+    archived, fresh = prompt_of(3 * CHUNK_TOKENS, seed=71), prompt_of(2 * CHUNK_TOKENS, seed=72)
+    live.ask(archived)
+    right = live.ask(archived)
+    settle(live)
+    live.worker_connector.unregister_kv_caches()
+    live.forget_local()
+    asleep = live.ask(archived)
+    assert (asleep.token_ids, asleep.hit_tokens) == (right.token_ids, 0)
+    dropped = live.worker.outbox.counts.get("saves_dropped_not_open", 0)
+    live.ask(fresh)
+    assert live.worker.outbox.counts["saves_dropped_not_open"] > dropped
+    live.worker_connector.restore_kv_caches()
+    settle(live)
+    live.forget_local()
+    awake = live.ask(archived)
+    assert (awake.token_ids, awake.hit_tokens) == (right.token_ids, hit_of(len(archived)))
 
 
 def test_nothing_is_written_beside_the_prefix(live: Engine, archive: Archive) -> None:
