@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from s3kv.bucket.base import ObjectStore
-from s3kv.bucket.capabilities import Capabilities, probe_capabilities
+from s3kv.bucket.capabilities import PROBE_PREFIX, Capabilities, probe_capabilities
 from s3kv.config import Settings
 from s3kv.errors import S3KVError
 from s3kv.runtime.clock import Clock
@@ -14,6 +15,13 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+WARM_UP_S = 5.0
+
+
+async def warm_up(store: ObjectStore) -> None:
+    """Load the SDK and connect while the engine starts, not while its first prompt waits."""
+    with contextlib.suppress(S3KVError):
+        await store.stat(f"{PROBE_PREFIX}warm-up", timeout_s=WARM_UP_S)
 
 
 async def why_read_only(

@@ -31,7 +31,7 @@ from s3kv.connector.messages import (
 from s3kv.connector.outbox import Outbox
 from s3kv.connector.saver import Saver
 from s3kv.connector.staging import FencedDeliverer, Staging, make_staging
-from s3kv.connector.store_check import why_read_only
+from s3kv.connector.store_check import warm_up, why_read_only
 from s3kv.connector.worker_archive import WRITER_COUNT, WorkerArchive, failed_chunks
 from s3kv.core.namespace import LayoutDescriptor, parse_namespace_document
 from s3kv.device.copier import Fence
@@ -54,6 +54,8 @@ SHUTDOWN_S = 3.2
 COPIES_S = 0.5
 """Of these, for copies still queued."""
 LOOP_CLOSE_S = 0.2
+VERDICT_SHARE = 0.4
+"""Of the time for closing: how long saves may still wait to hear what the store can do."""
 
 
 class WorkerSide:
@@ -107,6 +109,7 @@ class WorkerSide:
         self._loop = LoopThread("worker")
         self._saver = Saver(staging, self._loop, self.outbox)
         self._store = make_store(self._settings, self._meter)
+        self._loop.submit(warm_up(self._store))
         self.outbox.layout(self.handshake())
         logger.info(
             "s3kv: shards of %.1f MiB (%d tokens), %d slots",
@@ -302,11 +305,15 @@ class WorkerSide:
 
     async def _close(self, timeout_s: float) -> int:
         """On the loop thread."""
+        end_s = asyncio.get_running_loop().time() + timeout_s - LOOP_CLOSE_S
+        if self._background:
+            # An engine that stops right after its first prompt: the store's verdict is on its way.
+            await asyncio.wait(set(self._background), timeout=timeout_s * VERDICT_SHARE)
         lost = self._saver.give_up() if self._saver is not None else 0
         for task in self._background:
             task.cancel()
         if self._archive is not None:
-            lost += await self._archive.drain(timeout_s - LOOP_CLOSE_S)
+            lost += await self._archive.drain(end_s - asyncio.get_running_loop().time())
         if self._store is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOP_CLOSE_S):

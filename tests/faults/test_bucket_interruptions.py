@@ -162,7 +162,7 @@ async def test_a_failed_part_aborts_the_upload(
     server.reply(begun_upload, part, s3_error(500, "InternalError"), Answer(204))
     async with opened(server, body_threads=1) as store:
         with pytest.raises(Transient):
-            await store.put("x", bytes(12 * MIB), timeout_s=10)
+            await store.put("x", bytes(10 * MIB), timeout_s=10)
     assert server.requests[-1].method == "DELETE"
     assert "uploadId=u1" in server.requests[-1].path
 
