@@ -68,6 +68,7 @@ class Follower:
         self.interval_ms = 0
         self.pause_bits = 0
         self.tick_seen_s = float("-inf")
+        self._position_s = float("-inf")
         self.resync_count = 0
         self.skipped_count = 0
 
@@ -85,8 +86,13 @@ class Follower:
             tick_bytes = max_file_bytes(Kind.TICK)
             replies = yield from ask_all([Get(name, tick_bytes) for name in names])
             count = _leading_present(replies)
+            if count and replies[0].sent_s - self._position_s > self.snapshot.head_ttl_s:
+                # Not even a 200 is trusted after a long sleep: the slot may have been cleaned up
+                # and filled again by another sleeper, and the tick that was there is in a run now.
+                count, replies = 0, replies[:1]
             self._read_ticks(first, replies[:count])
             if count:
+                self._position_s = max(self._position_s, replies[count - 1].sent_s)
                 self.tick_seen_s = replies[count - 1].received_s
             if count == len(replies):
                 # One new tick is usual; two mean an outage: then read in ever larger bites.
@@ -138,12 +144,14 @@ class Follower:
     def distrust(self) -> None:
         """Forget that the head was ever proved: the next 404 leads to a resync."""
         self.snapshot = replace(self.snapshot, head_seen_s=float("-inf"))
+        self._position_s = float("-inf")
 
     def _trusts(self, missing: Reply) -> bool:
         """Whether this 404 can only mean that the tick was never made (R4)."""
         return missing.received_s - self.snapshot.head_seen_s <= self.snapshot.head_ttl_s
 
     def _confirm(self, sent_s: float) -> None:
+        self._position_s = max(self._position_s, sent_s)
         seen_s = max(sent_s, self.snapshot.head_seen_s)
         self.snapshot = replace(self.snapshot, head_seen_s=seen_s, opened=True)
 

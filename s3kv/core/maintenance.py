@@ -48,15 +48,11 @@ def plan_reading(head: int, runs: Collection[Span], ticks: Collection[int]) -> R
     """What to read after tick `head`, given the names in a listing.
 
     A reader that starts (head 0) takes the runs first: they are few. One that comes back reads runs
-    only if the ticks that it lacks are not all there any more.
+    as soon as one goes beyond its head: from there on ticks may have been cleaned up, and a slot
+    that was cleaned up may have been filled again by a writer that slept.
     """
     beyond = sorted(tick for tick in ticks if tick > head)
-    if (
-        head
-        and beyond
-        and _is_contiguous(head, beyond)
-        and not any(hi > beyond[-1] for _, hi in runs)
-    ):
+    if head and beyond and _is_contiguous(head, beyond) and not any(hi > head for _, hi in runs):
         return Reading((), tuple(beyond), has_gap=False)
     cover, end = plan_cover(runs)
     needed = tuple(run for run in cover if run[1] > head)

@@ -15,6 +15,7 @@ from tests.simulation.actors import simulate
 
 SEEDS = int(os.environ.get("S3KV_SIM_SEEDS", "100"))
 BATCH = 10
+HARSH_SEEDS = 40
 MUTANT_SEEDS = 60
 """Bound for the search; every mutant is caught within a few."""
 
@@ -28,8 +29,22 @@ def test_no_fault_breaks_an_invariant(first: int) -> None:
         assert world.errors == [], f"seed {seed}"
         counts.update(world.counts)
 
-    for event in ("crashes", "lost", "loads", "stored", "ticks", "swept", "cleaned_up"):
+    for event in ("crashes", "lost", "loads", "stored", "ticks"):
         assert counts[event] > 0, f"a world without {event} proves nothing"
+
+
+def test_the_worlds_know_sweeping_and_cleaning_up() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(HARSH_SEEDS):
+        counts.update(simulate(seed).counts)
+
+    for event in ("swept", "cleaned_up"):
+        assert counts[event] > 0, f"worlds without {event} prove nothing"
+
+
+def test_a_sleeper_is_not_led_astray_by_another_sleeper_s_tick() -> None:
+    """Found by the simulation: a cleaned-up slot, filled again after a long sleep."""
+    assert simulate(421).errors == []
 
 
 @pytest.mark.timeout(60)

@@ -104,6 +104,21 @@ def test_a_reader_that_slept_does_not_believe_a_404() -> None:
     assert live(follower) == [1, 2]
 
 
+def test_a_reader_that_slept_does_not_believe_a_tick_in_its_next_slot() -> None:
+    """Its slot was cleaned up and filled by another sleeper; what it held is in a run (R4)."""
+    store, follower = IndexStore(), new_follower()
+    store.run(follower.open())
+    put_run(store, 1, 500, chunk(1))
+    put_tick(store, 1, chunk(9))
+    put_tick(store, 501, chunk(2))
+    store.now_s += 7_200.0
+
+    store.run(follower.poll())
+
+    assert follower.snapshot.head == 501
+    assert live(follower) == [1, 2]
+
+
 def test_a_reader_that_slept_at_the_true_head_proves_it_again() -> None:
     store, follower = IndexStore(), new_follower()
     put_tick(store, 1, chunk(1))

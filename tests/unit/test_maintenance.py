@@ -32,8 +32,12 @@ def test_a_starter_reads_runs_first_and_only_the_ticks_beyond() -> None:
     assert reading == Reading(((1, 5), (6, 8)), (9, 10), has_gap=False)
 
 
-def test_one_who_comes_back_reads_only_ticks_while_they_are_there() -> None:
-    assert plan_reading(6, [(1, 8)], range(5, 11)) == Reading((), (7, 8, 9, 10), has_gap=False)
+def test_one_who_comes_back_reads_only_ticks_while_no_run_goes_beyond_its_head() -> None:
+    assert plan_reading(6, [(1, 6)], range(5, 11)) == Reading((), (7, 8, 9, 10), has_gap=False)
+
+
+def test_one_who_comes_back_takes_a_run_rather_than_ticks_that_may_have_been_made_anew() -> None:
+    assert plan_reading(6, [(1, 8)], range(5, 11)) == Reading(((1, 8),), (9, 10), has_gap=False)
 
 
 def test_one_who_comes_back_reads_the_run_that_holds_the_ticks_it_lacks() -> None:
