@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from s3kv.bucket.base import ObjectStore
+from s3kv.bucket.base import Missing, ObjectStore
 from s3kv.connector.messages import ChunkAddress, FailedChunk, LoadJob
 from s3kv.core.geometry import ShardGeometry
 from s3kv.core.ids import BlockHash, fingerprints
+from s3kv.core.keys import shard_key
 from s3kv.core.namespace import Namespace
 from s3kv.core.shard import ShardIdentity
 from s3kv.errors import S3KVError
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 UPLOADS_SHARE = 0.8
 """Of the time for draining: uploads; the rest is for the index."""
 FLUSH_EVERY_S = 0.05
+STAT_S = 10.0
 
 WRITER_INDEX, WRITER_COUNT = 0, 1
 """One rank: engines with more are refused at start-up."""
@@ -53,6 +55,8 @@ class WorkerArchive:
         """concurrency: shard bodies in flight; saves get half of it, so that loads find a place."""
         self.namespace = namespace
         self._clock = clock
+        self._store = store
+        self._announce_s = index_settings.min_age_s / 2
         self._writer = IndexWriter(store, namespace, clock, index_settings)
         self._downloader = Downloader(store, slots, geometry, hashing, concurrency)
         self._uploader = Uploader(
@@ -151,8 +155,18 @@ class WorkerArchive:
         there = snapshot.present(fps)
         # R8: a view that may be out of date must not vouch for the dead.
         if snapshot.is_fresh(self._clock.monotonic_s()) and there.any():
+            by_s = self._clock.monotonic_s() + self._announce_s
             blocks = np.array([block_count for _, block_count in chunks], np.uint16)[there]
-            await self._writer.commit(snapshot.live_records(fps[there], blocks, now_s))
+            await self._writer.commit(snapshot.live_records(fps[there], blocks, now_s), by_s)
+            if self._clock.monotonic_s() > by_s:
+                await self._look_after(chunks)
+
+    async def _look_after(self, chunks: Sequence[tuple[BlockHash, int]]) -> None:
+        """Their use was written down so late that a sweep may have come before it (R5)."""
+        for chunk_hash, block_count in chunks:
+            key = shard_key(self.namespace.id, chunk_hash, WRITER_INDEX, WRITER_COUNT)
+            if isinstance(await self._store.stat(key, timeout_s=STAT_S), Missing):
+                await self.disown(chunk_hash, block_count)
 
     async def record_hints(
         self,

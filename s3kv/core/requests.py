@@ -43,18 +43,26 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Unconditional PUT. Answer: `Done`."""
+    """Unconditional PUT. Answer: `Done`, or `Late` unsent.
+
+    by_s: monotonic seconds after which it must not be sent any more (R5).
+    """
 
     key: str
     body: bytes
+    by_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """PUT if absent. Answer: `Created` or `Taken` (perhaps by our own lost attempt)."""
+    """PUT if absent. Answer: `Created` or `Taken` (perhaps by our own lost attempt); or `Late`.
+
+    by_s: as for `Put`.
+    """
 
     key: str
     body: bytes
+    by_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,11 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """Not sent, because its time was over: this attempt had no effect."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """401 or 403: it had no effect, and asking again cannot help."""
 
@@ -150,6 +163,7 @@ Value: TypeAlias = (
     | Done
     | Unreadable
     | Lost
+    | Late
     | Refused
     | tuple["Reply", ...]
 )
@@ -171,7 +185,7 @@ def ask(request: Single) -> Steps[Reply]:
     """Send one request until it is answered.
 
     sent_s of the reply is that of the attempt which was answered. Raises `Transient` after
-    `TRIES` lost attempts, `Denied` if refused.
+    `TRIES` lost attempts or if it is too late to send it, `Denied` if refused.
     """
     reason = ""
     for _ in range(TRIES):
@@ -215,4 +229,6 @@ def listed(reply: Reply) -> tuple[Listed, ...]:
 def _accepted(reply: Reply) -> Reply:
     if isinstance(reply.value, Refused):
         raise Denied(reply.value.reason)
+    if isinstance(reply.value, Late):
+        raise Transient("too late to announce what was stored before")
     return reply

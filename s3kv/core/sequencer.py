@@ -4,11 +4,11 @@ Rules upheld here: a segment, or a tick with own records, is announced as durabl
 request succeeded; segments are deleted only after their tick exists (R2). Putting tick `head + 1`
 if it is absent is commit, election and fence in one: the signer of the newest tick leads, whoever
 loses the slot reads it and steps down. A success that took longer than a proof of the head holds is
-not believed, since a cleaned-up slot looks empty (R3). Everything here may happen twice: merging
-does not mind.
+not believed, since a cleaned-up slot looks empty (R3). What was true when records were made is not
+true for ever: no request carries them after their `by_s` (R5), however long a call sleeps. What
+happens twice does no harm: merging does not mind.
 
-Sans-IO (see `requests`). Deciding whether shards are still young enough to be announced (R5) is the
-caller's duty.
+Sans-IO (see `requests`).
 """
 
 from __future__ import annotations
@@ -107,20 +107,21 @@ class Sequencer:
         else:
             yield from self._look_after_inbox(now)
 
-    def flush(self, records: RecordSet, now: Moment) -> Steps[None]:
+    def flush(self, records: RecordSet, now: Moment, by_s: float = math.inf) -> Steps[None]:
         """Make records (at most `RECORDS_MAX`) durable; they are when this returns.
 
-        Raises `Transient` if that is unknown, `Denied` if it cannot be: flushing them again, alone
-        or with others, is harmless.
+        by_s: monotonic seconds after which no request may carry them any more (R5). Raises
+        `Transient` if it is unknown whether they are durable, `Denied` if they cannot be: flushing
+        them again, alone or with others, is harmless.
         """
         if not len(records):
             return
         if self.leads:
-            yield from self.sequence(now, records)
+            yield from self.sequence(now, records, by_s=by_s)
         else:
-            yield from self.write_segment(records, now)
+            yield from self.write_segment(records, now, by_s)
 
-    def write_segment(self, records: RecordSet, now: Moment) -> Steps[None]:
+    def write_segment(self, records: RecordSet, now: Moment, by_s: float = math.inf) -> Steps[None]:
         """Commit by a segment of our own, whoever leads: one request. Raises as `flush`."""
         # A new name each time: under one name there must never be two contents, or a sequencer
         # could delete the one that it has not read.
@@ -128,19 +129,24 @@ class Sequencer:
         seq = self._seq
         header = self._header(Kind.SEGMENT, seq, now, self.follower.snapshot.watermark_s, 0)
         key = keys.segment_key(self.follower.namespace, self.writer, seq)
-        reply = yield from ask(Put(key, encode(header, records)))
+        reply = yield from ask(Put(key, encode(header, records), by_s))
         self.follower.note(records)
         self._segment_s = reply.received_s
         check_at_s = reply.received_s + self._patience_s
         self._segment_check_at_s = min(self._segment_check_at_s, check_at_s)
 
     def sequence(
-        self, now: Moment, own: RecordSet = EMPTY, pause_bits: int | None = None
+        self,
+        now: Moment,
+        own: RecordSet = EMPTY,
+        *,
+        pause_bits: int | None = None,
+        by_s: float = math.inf,
     ) -> Steps[None]:
         """Fold the inbox, and own records, into the next tick; durable when this returns.
 
-        pause_bits: None repeats the newest tick's. Writes nothing if there is nothing to say.
-        Raises as `flush`.
+        pause_bits: None repeats the newest tick's; by_s: as for `flush`. Writes nothing if there is
+        nothing to say. Raises as `flush`.
         """
         follower = self.follower
         now_s = now.monotonic_s
@@ -156,7 +162,7 @@ class Sequencer:
                 return
             number = follower.snapshot.head + 1
             header = self._header(Kind.TICK, number, now, watermark_s, bits)
-            made = yield from self._create_tick(header, fold.records)
+            made = yield from self._create_tick(header, fold.records, by_s)
             now_s = made.received_s
             if made.is_ours:
                 self._watermark_kills = False
@@ -166,16 +172,16 @@ class Sequencer:
             yield from follower.poll()
             if not self.leads and not made.is_doubtful and pause_bits is None:
                 if len(own):
-                    yield from self.write_segment(own, now)
+                    yield from self.write_segment(own, now, by_s)
                 return
         raise Transient(f"lost the next tick {ATTEMPTS} times")
 
-    def _create_tick(self, header: Header, records: RecordSet) -> Steps[_Creation]:
+    def _create_tick(self, header: Header, records: RecordSet, by_s: float) -> Steps[_Creation]:
         """Try to make the next tick, and stand on it if it is ours beyond doubt."""
         head_seen_s = self.follower.snapshot.head_seen_s
         key = keys.tick_key(self.follower.namespace, header.hi)
         body = encode(header, records)
-        reply = yield from ask(Create(key, body))
+        reply = yield from ask(Create(key, body, by_s))
         # Created: nothing can have followed when the request went out. A retry that finds our own
         # tick does not know when the attempt that made it went out.
         proof_s = reply.sent_s

@@ -42,7 +42,7 @@ class CommitQueue:
 
     def next_deadline_s(self) -> float:
         """Earliest announce_by_s of all, inf for none."""
-        return min((each.announce_by_s for each in self._unfinished), default=float("inf"))
+        return earliest_s(self._unfinished)
 
     async def offer(self, records: RecordSet, announce_by_s: float) -> None:
         """Queue records and wait until they are durable. Raises `Throttled`, or what `fail` got.
@@ -101,6 +101,11 @@ class CommitQueue:
     def _remove(self, commits: Sequence[Commit]) -> None:
         gone = {id(each) for each in commits}
         self._unfinished = [each for each in self._unfinished if id(each) not in gone]
+
+
+def earliest_s(commits: Sequence[Commit]) -> float:
+    """When the first of some commits must not be written any more; inf for none."""
+    return min((each.announce_by_s for each in commits), default=float("inf"))
 
 
 def merged(commits: Sequence[Commit]) -> RecordSet:

@@ -29,7 +29,7 @@ from s3kv.core.sequencer import Sequencer, SequencerSettings
 from s3kv.core.snapshot import Snapshot
 from s3kv.errors import Closed, Corrupt, Denied, Mismatch, S3KVError, Transient
 from s3kv.runtime.clock import Clock
-from s3kv.runtime.commit_queue import Commit, CommitQueue, merged
+from s3kv.runtime.commit_queue import Commit, CommitQueue, earliest_s, merged
 from s3kv.runtime.duties import Backoff, Duties, Duty
 from s3kv.runtime.perform import perform
 
@@ -213,10 +213,11 @@ class IndexWriter(IndexReader):
     async def commit(self, records: RecordSet, announce_by_s: float | None = None) -> None:
         """Write records to the index; they are durable when this returns.
 
-        announce_by_s: monotonic seconds after which writing must not begin any more (R5), by
-        default min_age_s / 2 from now. A slow request may end later: a caller whose shards are too
-        old by then has to look after them. Raises `Transient` if given up (the outcome is unknown),
-        `Throttled` at once if too much is queued, `Denied`, `Mismatch` if refused, `Closed`.
+        announce_by_s: monotonic seconds after which no request may carry them any more (R5), by
+        default min_age_s / 2 from now. The last request may end later: a caller that promised
+        something has to look after it then. Raises `Transient` if given up (the outcome is
+        unknown), `Throttled` at once if too much is queued, `Denied`, `Mismatch` if refused,
+        `Closed`.
         """
         if self._is_closing:
             raise Closed("index writer is closed")
@@ -235,7 +236,7 @@ class IndexWriter(IndexReader):
         batch = self._queue.batch()
         if batch:
             with contextlib.suppress(S3KVError):
-                await self._write(batch, self.sequencer.write_segment(merged(batch), self._now()))
+                await self._write(batch, self._segment(batch))
 
     async def drain(self, timeout_s: float) -> int:
         """Take no more commits and write what is unfinished at once, as segments.
@@ -291,7 +292,8 @@ class IndexWriter(IndexReader):
         await self._expire()
         batch = self._queue.batch()
         if batch:
-            await self._write(batch, self.sequencer.flush(merged(batch), self._now()))
+            steps = self.sequencer.flush(merged(batch), self._now(), earliest_s(batch))
+            await self._write(batch, steps)
             self._committed_s = self._clock.monotonic_s()
 
     async def _flush_rest(self) -> None:
@@ -303,13 +305,15 @@ class IndexWriter(IndexReader):
             if not batch:
                 return
             try:
-                segment = self.sequencer.write_segment(merged(batch), self._now())
-                await self._write(batch, segment)
+                await self._write(batch, self._segment(batch))
             except Transient:
                 await self._clock.sleep(pause_s)
                 pause_s *= 2
             except (Denied, Mismatch, Closed):
                 return
+
+    def _segment(self, batch: list[Commit]) -> Steps[None]:
+        return self.sequencer.write_segment(merged(batch), self._now(), earliest_s(batch))
 
     async def _write(self, batch: list[Commit], steps: Steps[None]) -> None:
         """Carry out a flush. `Transient` leaves the batch queued; what cannot pass fails it."""

@@ -50,7 +50,8 @@ async def _answer(
         parts = [_answer(part, store, clock, timeout_s) for part in request.requests]
         value = tuple(await asyncio.gather(*parts))
     else:
-        value = await _value(request, store, timeout_s)
+        is_late = isinstance(request, core.Put | core.Create) and sent_s > request.by_s
+        value = core.Late() if is_late else await _value(request, store, timeout_s)
     return core.Reply(value, sent_s, clock.monotonic_s())
 
 

@@ -150,6 +150,28 @@ async def test_a_machine_that_slept_does_not_announce_what_it_queued_before(benc
     assert live(writer) == [1]
 
 
+async def test_a_leader_that_slept_on_its_way_to_the_tick_does_not_send_it(bench: Bench) -> None:
+    writer = bench.writer()
+    await bench.start(writer)
+    await writer.commit(chunk(1))
+    await bench.clock.advance(6.0)
+    assert writer.sequencer.leads
+    ticks = bench.names("/tick/")
+    hold = Hold()
+    bench.store.inject(hold, "list", keys="*/inbox/*")
+    commit = await bench.begin(writer.commit(chunk(2), bench.clock.monotonic_s() + 20.0))
+    await bench.clock.advance(1.0)
+    assert hold.entered.is_set()
+
+    bench.clock.jump(21.0)
+    hold.released.set()
+    await bench.clock.advance(10.0)
+
+    assert isinstance(commit.exception(), Transient)
+    assert bench.names("/tick/") == ticks
+    assert live(writer) == [1]
+
+
 async def test_a_denied_commit_fails_at_once(bench: Bench) -> None:
     writer = bench.writer()
     await bench.start(writer)

@@ -65,6 +65,8 @@ class IndexStore:
         if isinstance(request, core.All):
             value = tuple(self.answer(part, fault) for part in request.requests)
         else:
+            if isinstance(request, core.Put | core.Create) and sent_s > request.by_s:
+                return core.Reply(core.Late(), sent_s, sent_s)
             self.requests.append(request)
             self.now_s += self.request_s / 2
             scripted = fault(request) if fault is not None else None

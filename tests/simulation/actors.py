@@ -168,7 +168,8 @@ class Engine:
         records = merge([each[0] for each in sent])
         self._check_durable(records)
         self.uncertain.update(int(fp) for fp in records.fps)
-        yield from self.sequencer.flush(records, self.world.moment())
+        by_s = min((each[1] for each in sent), default=float("inf"))
+        yield from self.sequencer.flush(records, self.world.moment(), by_s)
         self.pending = [each for each in self.pending if each not in sent]
         self.uncertain.difference_update(int(fp) for fp in records.fps)
         self.world.published.append(records)
@@ -194,6 +195,7 @@ class Engine:
                 return
         if self.world.now_s - began_s <= HEAD_TTL:  # else too slow to vouch for it (R8)
             yield from self._commit(chunk, began_s)
+            yield from self._look_after(chunk, began_s)
 
 
 def compactor(world: World, faults: frozenset[str]) -> Process:

@@ -49,6 +49,8 @@ class _Running:
     todo: list[int] = field(default_factory=list)
     answers: dict[int, core.Reply] = field(default_factory=dict)
     value: core.Value | None = None
+    signed_s: float | None = None
+    """When the request left the process: it may arrive up to `REQUEST_MAX` later, and not after."""
 
 
 class World:
@@ -112,12 +114,13 @@ class World:
         if state.wish is None or state.value is not None:
             return self._resume(state)
         if self.rng.random() < self.delay_rate:
+            state.signed_s = self.now_s if state.signed_s is None else state.signed_s
             state.wake_s = self.now_s + self.rng.randrange(1, REQUEST_MAX)
             return True
         if isinstance(state.wish, core.All):
             at = state.todo.pop(self.rng.randrange(len(state.todo)))
             part = state.wish.requests[at]
-            value = self._carried_out(name, part)
+            value = self._carried_out(name, part, state)
             state.answers[at] = core.Reply(value, state.sent_s, self.now_s)
             if not state.todo:
                 state.value = tuple(state.answers[i] for i in range(len(state.answers)))
@@ -129,7 +132,7 @@ class World:
                     del self.store.objects[key]
             state.value = core.Done()
         else:
-            state.value = self._carried_out(name, state.wish)
+            state.value = self._carried_out(name, state.wish, state)
         # Usually the answer arrives at once; else the process sleeps, or dies, before it reads it.
         return self.rng.random() < 0.1 or state.value is None or self._resume(state)
 
@@ -145,14 +148,21 @@ class World:
         except Transient:
             self.counts["gave_up"] += 1
             return False
-        state.wish, state.sent_s, state.value = wish, self.now_s, None
+        state.wish, state.sent_s, state.value, state.signed_s = wish, self.now_s, None, None
         state.answers = {}
         state.todo = list(range(len(wish.requests))) if isinstance(wish, core.All) else []
         if isinstance(wish, core.All) and not wish.requests:
             state.value = ()
         return True
 
-    def _carried_out(self, name: str, request: core.Single) -> core.Value:
+    def _carried_out(self, name: str, request: core.Single, state: _Running) -> core.Value:
+        signed_s = self.now_s if state.signed_s is None else state.signed_s
+        if isinstance(request, core.Put | core.Create) and signed_s > request.by_s:
+            self.counts["late"] += 1
+            return core.Late()
+        if self.now_s - signed_s > REQUEST_MAX:
+            self.counts["expired"] += 1
+            return core.Lost("refused: signed too long ago")
         self.trace.append(f"{self.now_s} {name} {type(request).__name__} {_subject(request)}")
         if self.rng.random() >= self.lost_rate:
             return self.store.carry_out(request)

@@ -101,6 +101,38 @@ def test_a_leader_that_slept_follows_before_it_writes() -> None:
     assert live(leader) == [5, 6, 0xFFFF]
 
 
+def test_records_that_waited_too_long_are_in_no_request_whoever_leads_by_then() -> None:
+    """Found by the simulation: a sleeper's use of a chunk that was swept meanwhile (R5)."""
+    store = IndexStore()
+    leader = leading_engine(store)
+
+    def sleep_while_another_takes_the_slot(request: core.Single) -> core.Value | None:
+        if isinstance(request, core.Create) and request.key == keys.tick_key(NS, 2):
+            body = encode(make_header(Kind.TICK, 2, writer=b"b" * 16), chunk(5))
+            store.objects[request.key] = (body, store.now_s)
+            store.now_s += 2_000.0
+        return None
+
+    with pytest.raises(Transient, match="too late"):
+        store.run(
+            leader.flush(chunk(6), store.now(), by_s=store.now_s + 1_800.0),
+            sleep_while_another_takes_the_slot,
+        )
+
+    assert store.keys("/inbox/") == []
+    assert live(new_engine(store, "r")) == [5, 0xFFFF]
+
+
+def test_a_tick_is_not_sent_when_the_time_of_its_records_is_over() -> None:
+    store = IndexStore()
+    leader = leading_engine(store)
+
+    with pytest.raises(Transient, match="too late"):
+        store.run(leader.flush(chunk(6), store.now(), by_s=store.now_s - 1.0))
+
+    assert len(store.keys("/tick/")) == 1
+
+
 # ---------------------------------------------------------------- rhythm and take-over
 
 
