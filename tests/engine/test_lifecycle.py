@@ -505,9 +505,13 @@ def test_while_the_caches_are_away_nothing_is_copied_and_afterwards_all_is_as_be
 
 
 def test_nothing_is_written_beside_the_prefix(live: Engine, archive: Archive) -> None:
-    outside = set(archive.objects("")) - set(archive.objects())
+    # From one listing each: between two of them the index folds and deletes its own segments.
+    def outside() -> set[str]:
+        ours = f"{archive.prefix}/"
+        return {name for name in archive.objects("") if not name.startswith(ours)}
+
+    before, known = outside(), set(archive.objects())
     live.ask(prompt_of(CHUNK_TOKENS, seed=60))
     settle(live)
-    assert set(archive.objects("")) - set(archive.objects()) == outside
-    names = archive.objects()
-    assert all(name.startswith(f"{archive.prefix}/") for name in names)
+    assert any("/data/" in name for name in set(archive.objects()) - known)
+    assert outside() == before
