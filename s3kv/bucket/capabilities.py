@@ -1,27 +1,44 @@
 """What the store at hand can do, found out once at start-up (FAULTS 42) and said in one line.
 
 Writes nothing but `.s3kv-probe/{nonce}` under the prefix, and deletes it. A store that refuses
-writes is a read-only archive; a store that ignores `If-None-Match` cannot sequence an index.
+writes is a read-only archive; a store that ignores `If-None-Match` cannot sequence an index. How
+objects are deleted on condition is tried here as well, for the store's own use.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from s3kv.bucket.base import Created, Exists, Missing, ObjectStore, Received
+from s3kv.bucket.base import (
+    ConditionalDelete,
+    Created,
+    Exists,
+    Missing,
+    ObjectInfo,
+    ObjectStore,
+    Received,
+)
 from s3kv.errors import Denied, S3KVError, Transient
+
+DeleteListed: TypeAlias = Callable[[Sequence[ObjectInfo]], Awaitable[Collection[str]]]
+"""One way to delete what is still the listed upload; returns the keys of what was kept."""
 
 PROBE_PREFIX = ".s3kv-probe/"
 _BODY = b"s3kv probe"
+_OTHER_ETAG = "0" * 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What was seen to work. False means refused, wrong or, with `certain` false, not seen.
 
+    conditional_delete: how objects are deleted only while they are the listed upload.
     certain: no failure that may pass got in the way; if false, ask again later. problems: one
-    sentence for each thing that is missing.
+    sentence for each of the other things that is missing.
     """
 
     readable: bool = False
@@ -30,6 +47,7 @@ class Capabilities:
     ranged_get: bool = False
     listing: bool = False
     deletable: bool = False
+    conditional_delete: ConditionalDelete = "none"
     certain: bool = True
     problems: tuple[str, ...] = ()
 
@@ -46,6 +64,7 @@ class Capabilities:
             "delete": self.deletable,
         }
         words = [f"{name}={'yes' if works else 'no'}" for name, works in found.items()]
+        words.append(f"conditional-delete={self.conditional_delete}")
         return f"store: {' '.join(words)}" + "".join(f"; {line}" for line in self.problems)
 
 
@@ -57,6 +76,7 @@ class _Probe:
         self.key = key
         self.timeout_s = timeout_s
         self.seen: dict[str, bool] = {}
+        self.conditional_delete: ConditionalDelete = "none"
         self.problems: list[str] = []
         self.certain = True
 
@@ -103,6 +123,12 @@ class _Probe:
         if not self.seen["deletable"]:
             self.problems.append("a deleted object is still there")
 
+    async def delete_on_condition(self) -> None:
+        # A store that deletes nothing has said so already.
+        if self.seen.get("deletable"):
+            found = await self.store.conditional_delete(timeout_s=self.timeout_s)
+            self.conditional_delete = found
+
 
 async def probe_capabilities(store: ObjectStore, *, timeout_s: float = 5.0) -> Capabilities:
     """Try every kind of request once; timeout_s bounds each.
@@ -115,7 +141,13 @@ async def probe_capabilities(store: ObjectStore, *, timeout_s: float = 5.0) -> C
         await probe.read()
     except Transient as error:
         return Capabilities(certain=False, problems=(str(error),))
-    steps = (probe.create_twice, probe.read_range, probe.list_it, probe.delete_it)
+    steps = (
+        probe.create_twice,
+        probe.read_range,
+        probe.list_it,
+        probe.delete_it,
+        probe.delete_on_condition,
+    )
     for step in steps:
         try:
             await step()
@@ -124,4 +156,48 @@ async def probe_capabilities(store: ObjectStore, *, timeout_s: float = 5.0) -> C
             probe.certain = probe.certain and not isinstance(error, Transient)
         if step == probe.create_twice and not probe.seen.get("writable"):
             break
-    return Capabilities(**probe.seen, certain=probe.certain, problems=tuple(probe.problems))
+    return Capabilities(
+        **probe.seen,
+        conditional_delete=probe.conditional_delete,
+        certain=probe.certain,
+        problems=tuple(probe.problems),
+    )
+
+
+async def find_conditional_delete(
+    store: ObjectStore, ways: Mapping[ConditionalDelete, DeleteListed], *, timeout_s: float
+) -> ConditionalDelete:
+    """The first of the ways that keeps an object with another ETag and deletes one with its own.
+
+    Each is tried on an object of its own. Answers `none` only if that object could be deleted
+    without a condition: else raises `Denied`, or `Transient`, as the store does.
+    """
+    for name, delete in ways.items():
+        key = PROBE_PREFIX + secrets.token_hex(16)
+        await store.put(key, _BODY, timeout_s=timeout_s)
+        try:
+            if await _keeps_its_word(store, key, delete, timeout_s):
+                return name
+        except Denied:
+            pass  # refused as a whole: no way for this store
+        except Transient:
+            with contextlib.suppress(S3KVError):
+                await store.delete([key], timeout_s=timeout_s)
+            raise
+        await store.delete([key], timeout_s=timeout_s)
+    return "none"
+
+
+async def _keeps_its_word(
+    store: ObjectStore, key: str, delete: DeleteListed, timeout_s: float
+) -> bool:
+    listed = await store.stat(key, timeout_s=timeout_s)
+    if isinstance(listed, Missing):
+        return False
+    kept = await delete([replace(listed, etag=_OTHER_ETAG)])
+    left = await store.stat(key, timeout_s=timeout_s)
+    # Some stores answer "refused" and delete, or "deleted" and keep.
+    if key not in kept or isinstance(left, Missing):
+        return False
+    kept = await delete([listed])
+    return not kept and isinstance(await store.stat(key, timeout_s=timeout_s), Missing)

@@ -15,21 +15,41 @@ from typing import Literal, TypeAlias, TypeVar
 
 from s3kv.bucket.base import (
     MISSING,
+    ConditionalDelete,
     Created,
     Exists,
     Missing,
     ObjectInfo,
     ObjectStore,
+    ObjectVersion,
+    Page,
     Received,
+    UploadInfo,
 )
-from s3kv.bucket.pages import Page, Pages
+from s3kv.bucket.capabilities import PROBE_PREFIX
+from s3kv.bucket.pages import Pages, listed_pages
 from s3kv.errors import S3KVError
 
 T = TypeVar("T")
 
 Operation: TypeAlias = Literal[
-    "stat", "get", "get_into", "put", "create", "list", "list_prefixes", "delete"
+    "stat",
+    "get",
+    "get_into",
+    "put",
+    "create",
+    "list",
+    "list_prefixes",
+    "delete",
+    "conditional_delete",
+    "delete_listed",
+    "copy",
+    "list_uploads",
+    "abort_upload",
+    "list_versions",
+    "delete_versions",
 ]
+"""What can be made to fail; `list` is any page of objects, asked for by `list` or `list_page`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +211,16 @@ class Faulty:
 
     def list(self, prefix: str, *, timeout_s: float) -> AsyncIterator[Sequence[ObjectInfo]]:
         """Pages; each page is a call of its own. `Vanish` ends the listing."""
-        pages = self._store.list(prefix, timeout_s=timeout_s)
+        return listed_pages(self, prefix, timeout_s)
 
-        async def fetch(_: str | None) -> Page:
-            fault = self._fault("list", (prefix,))
-            if isinstance(fault, Vanish):
-                return Page((), None)
-            found = await self._go(fault, lambda: _next(pages))
-            return Page((), None) if found is None else Page(found, "more")
-
-        return Pages(fetch)
+    async def list_page(self, prefix: str, token: str | None, *, timeout_s: float) -> Page:
+        """One page. `Vanish` makes it an empty last one."""
+        fault = self._fault("list", (prefix,))
+        if isinstance(fault, Vanish):
+            return Page((), None)
+        return await self._go(
+            fault, lambda: self._store.list_page(prefix, token, timeout_s=timeout_s)
+        )
 
     async def list_prefixes(self, prefix: str, *, timeout_s: float) -> Sequence[str]:
         """Common prefixes."""
@@ -214,14 +234,65 @@ class Faulty:
         fault = self._fault("delete", keys)
         await self._go(fault, lambda: self._store.delete(keys, timeout_s=timeout_s))
 
+    async def conditional_delete(self, *, timeout_s: float) -> ConditionalDelete:
+        """The trial; its key is the folder of the trial's objects."""
+        fault = self._fault("conditional_delete", (PROBE_PREFIX,))
+        return await self._go(fault, lambda: self._store.conditional_delete(timeout_s=timeout_s))
+
+    async def delete_listed(
+        self, found: Sequence[ObjectInfo], *, timeout_s: float
+    ) -> Sequence[str]:
+        """Conditional delete; hit if any of the keys matches."""
+        fault = self._fault("delete_listed", [each.key for each in found])
+        return await self._go(fault, lambda: self._store.delete_listed(found, timeout_s=timeout_s))
+
+    async def copy(self, source: ObjectInfo, key: str, *, timeout_s: float) -> bool:
+        """Copy; hit if source or target matches. `Vanish`: the source is gone."""
+        fault = self._fault("copy", (source.key, key))
+        if isinstance(fault, Vanish):
+            return False
+        return await self._go(fault, lambda: self._store.copy(source, key, timeout_s=timeout_s))
+
+    async def list_uploads(self, prefix: str, *, timeout_s: float) -> Sequence[UploadInfo]:
+        """Unfinished uploads."""
+        fault = self._fault("list_uploads", (prefix,))
+        if isinstance(fault, Vanish):
+            return ()
+        return await self._go(fault, lambda: self._store.list_uploads(prefix, timeout_s=timeout_s))
+
+    async def abort_upload(self, upload: UploadInfo, *, timeout_s: float) -> None:
+        """Abort."""
+        fault = self._fault("abort_upload", (upload.key,))
+        await self._go(fault, lambda: self._store.abort_upload(upload, timeout_s=timeout_s))
+
+    def list_versions(
+        self, prefix: str, *, timeout_s: float
+    ) -> AsyncIterator[Sequence[ObjectVersion]]:
+        """Pages; each page is a call of its own. `Vanish` ends the listing."""
+        pages = self._store.list_versions(prefix, timeout_s=timeout_s)
+
+        async def fetch(_: str | None) -> tuple[Sequence[ObjectVersion], str | None]:
+            fault = self._fault("list_versions", (prefix,))
+            if isinstance(fault, Vanish):
+                return (), None
+            found = await self._go(fault, lambda: _next(pages))
+            return ((), None) if found is None else (found, "more")
+
+        return Pages(fetch)
+
+    async def delete_versions(self, versions: Sequence[ObjectVersion], *, timeout_s: float) -> None:
+        """Delete of versions; hit if any of the keys matches."""
+        fault = self._fault("delete_versions", [each.key for each in versions])
+        await self._go(fault, lambda: self._store.delete_versions(versions, timeout_s=timeout_s))
+
     async def close(self) -> None:
         """Close the store below."""
         await self._store.close()
 
 
 async def _next(
-    pages: AsyncIterator[Sequence[ObjectInfo]],
-) -> Sequence[ObjectInfo] | None:
+    pages: AsyncIterator[Sequence[ObjectVersion]],
+) -> Sequence[ObjectVersion] | None:
     return await anext(pages, None)
 
 

@@ -13,17 +13,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from s3kv.bucket.base import Created, Exists, Missing, ObjectInfo, ObjectStore, Received
+from s3kv.bucket.base import (
+    ConditionalDelete,
+    Created,
+    Exists,
+    Missing,
+    ObjectInfo,
+    ObjectStore,
+    ObjectVersion,
+    Page,
+    Received,
+    UploadInfo,
+)
+from s3kv.bucket.pages import listed_pages
 
-RequestKind = Literal["get", "put", "head", "list", "delete", "create", "multipart"]
+RequestKind = Literal["get", "put", "head", "list", "delete", "create", "multipart", "copy"]
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Everything counted since the start. Mappings are copies.
 
-    requests: by kind, as the store bills them (a multipart PUT of n parts is n + 2 requests of
-    kind `multipart`); seconds: time spent waiting, by kind; errors: by exception name.
+    requests: by kind, as S3 bills them (a multipart PUT of n parts is n + 2 requests of kind
+    `multipart`; a `copy` costs what a PUT costs); seconds: time spent waiting, by kind; errors: by
+    exception name. Not counted: what a store without batches of conditional deletes is asked
+    beyond one request per 1000 names, and the trial that finds that out.
     """
 
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -62,6 +76,12 @@ class Meter:
         with self._lock:
             self._received_bytes += received
             self._sent_bytes += sent
+
+    def add_requests(self, kind: RequestKind, request_count: int) -> None:
+        """Count requests whose time and failures belong to another kind."""
+        if request_count:
+            with self._lock:
+                self._requests[kind] += request_count
 
     @contextmanager
     def request(self, kind: RequestKind, request_count: int = 1) -> Iterator[None]:
@@ -152,8 +172,12 @@ class Metered:
 
     def list(self, prefix: str, *, timeout_s: float) -> AsyncIterator[Sequence[ObjectInfo]]:
         """Pages, one request each."""
-        pages = self._store.list(prefix, timeout_s=timeout_s)
-        return _MeteredPages(self.meter, pages)
+        return listed_pages(self, prefix, timeout_s)
+
+    async def list_page(self, prefix: str, token: str | None, *, timeout_s: float) -> Page:
+        """One page."""
+        with self.meter.request("list"):
+            return await self._store.list_page(prefix, token, timeout_s=timeout_s)
 
     async def list_prefixes(self, prefix: str, *, timeout_s: float) -> Sequence[str]:
         """Common prefixes; counted as one request per 1000."""
@@ -162,19 +186,63 @@ class Metered:
 
     async def delete(self, keys: Sequence[str], *, timeout_s: float) -> None:
         """Delete, one request per 1000 keys."""
-        with self.meter.request("delete", -(-len(keys) // 1000)):
+        with self.meter.request("delete", _batches(keys)):
             await self._store.delete(keys, timeout_s=timeout_s)
+
+    async def conditional_delete(self, *, timeout_s: float) -> ConditionalDelete:
+        """Asked once in a store's life, not counted."""
+        return await self._store.conditional_delete(timeout_s=timeout_s)
+
+    async def delete_listed(
+        self, found: Sequence[ObjectInfo], *, timeout_s: float
+    ) -> Sequence[str]:
+        """Delete, one request per 1000 objects; what was refused is looked at."""
+        with self.meter.request("delete", _batches(found)):
+            kept = await self._store.delete_listed(found, timeout_s=timeout_s)
+        self.meter.add_requests("head", len(kept))
+        return kept
+
+    async def copy(self, source: ObjectInfo, key: str, *, timeout_s: float) -> bool:
+        """A copy, and the look at its source."""
+        self.meter.add_requests("head", 1)
+        with self.meter.request("copy"):
+            return await self._store.copy(source, key, timeout_s=timeout_s)
+
+    async def list_uploads(self, prefix: str, *, timeout_s: float) -> Sequence[UploadInfo]:
+        """Unfinished uploads; counted as one request."""
+        with self.meter.request("list"):
+            return await self._store.list_uploads(prefix, timeout_s=timeout_s)
+
+    async def abort_upload(self, upload: UploadInfo, *, timeout_s: float) -> None:
+        """Abort, a request that costs what a delete costs."""
+        with self.meter.request("delete"):
+            await self._store.abort_upload(upload, timeout_s=timeout_s)
+
+    def list_versions(
+        self, prefix: str, *, timeout_s: float
+    ) -> AsyncIterator[Sequence[ObjectVersion]]:
+        """Pages, one request each."""
+        return _MeteredPages(self.meter, self._store.list_versions(prefix, timeout_s=timeout_s))
+
+    async def delete_versions(self, versions: Sequence[ObjectVersion], *, timeout_s: float) -> None:
+        """Delete, one request per 1000 versions."""
+        with self.meter.request("delete", _batches(versions)):
+            await self._store.delete_versions(versions, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Close the store below."""
         await self._store.close()
 
 
-class _MeteredPages(AsyncIterator[Sequence[ObjectInfo]]):
-    def __init__(self, meter: Meter, pages: AsyncIterator[Sequence[ObjectInfo]]) -> None:
+def _batches(named: Sequence[object]) -> int:
+    return -(-len(named) // 1000)
+
+
+class _MeteredPages(AsyncIterator[Sequence[ObjectVersion]]):
+    def __init__(self, meter: Meter, pages: AsyncIterator[Sequence[ObjectVersion]]) -> None:
         self._meter = meter
         self._pages = pages
 
-    async def __anext__(self) -> Sequence[ObjectInfo]:
+    async def __anext__(self) -> Sequence[ObjectVersion]:
         with self._meter.request("list"):
             return await anext(self._pages)

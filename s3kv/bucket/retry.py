@@ -3,7 +3,8 @@
 `timeout_s` bounds the call with all its attempts and pauses. `Throttled` waits an order of
 magnitude longer than other failures; `Denied`, `Corrupt`, `Missing` and `Exists` are answers and
 are never asked for again. A `create` whose reply was lost answers `Exists` on the next attempt:
-who owns the name is for the caller to find out by reading it.
+who owns the name is for the caller to find out by reading it. A conditional delete whose reply was
+lost finds nothing on the next attempt, which is no error, or another upload, which is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,19 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from s3kv.bucket.base import Created, Exists, Missing, ObjectInfo, ObjectStore, Received
+from s3kv.bucket.base import (
+    ConditionalDelete,
+    Created,
+    Exists,
+    Missing,
+    ObjectInfo,
+    ObjectStore,
+    ObjectVersion,
+    Page,
+    Received,
+    UploadInfo,
+)
+from s3kv.bucket.pages import listed_pages
 from s3kv.errors import Throttled, Transient
 
 T = TypeVar("T")
@@ -109,7 +122,13 @@ class Retrying:
 
     def list(self, prefix: str, *, timeout_s: float) -> AsyncIterator[Sequence[ObjectInfo]]:
         """Pages, each repeated on its own."""
-        return _RepeatedPages(self, prefix, timeout_s)
+        return listed_pages(self, prefix, timeout_s)
+
+    async def list_page(self, prefix: str, token: str | None, *, timeout_s: float) -> Page:
+        """One page, repeated."""
+        return await self._repeat(
+            lambda s: self._store.list_page(prefix, token, timeout_s=s), timeout_s
+        )
 
     async def list_prefixes(self, prefix: str, *, timeout_s: float) -> Sequence[str]:
         """Common prefixes, repeated."""
@@ -121,27 +140,63 @@ class Retrying:
         """Delete, repeated."""
         await self._repeat(lambda s: self._store.delete(keys, timeout_s=s), timeout_s)
 
+    async def conditional_delete(self, *, timeout_s: float) -> ConditionalDelete:
+        """The trial, repeated as a whole."""
+        return await self._repeat(lambda s: self._store.conditional_delete(timeout_s=s), timeout_s)
+
+    async def delete_listed(
+        self, found: Sequence[ObjectInfo], *, timeout_s: float
+    ) -> Sequence[str]:
+        """Conditional delete, repeated."""
+        return await self._repeat(
+            lambda s: self._store.delete_listed(found, timeout_s=s), timeout_s
+        )
+
+    async def copy(self, source: ObjectInfo, key: str, *, timeout_s: float) -> bool:
+        """Copy, repeated; False may mean an earlier attempt of this very call."""
+        return await self._repeat(lambda s: self._store.copy(source, key, timeout_s=s), timeout_s)
+
+    async def list_uploads(self, prefix: str, *, timeout_s: float) -> Sequence[UploadInfo]:
+        """Unfinished uploads, repeated."""
+        return await self._repeat(
+            lambda s: self._store.list_uploads(prefix, timeout_s=s), timeout_s
+        )
+
+    async def abort_upload(self, upload: UploadInfo, *, timeout_s: float) -> None:
+        """Abort, repeated."""
+        await self._repeat(lambda s: self._store.abort_upload(upload, timeout_s=s), timeout_s)
+
+    def list_versions(
+        self, prefix: str, *, timeout_s: float
+    ) -> AsyncIterator[Sequence[ObjectVersion]]:
+        """Pages, each repeated on its own."""
+        return _RepeatedPages(self, prefix, timeout_s)
+
+    async def delete_versions(self, versions: Sequence[ObjectVersion], *, timeout_s: float) -> None:
+        """Delete of versions, repeated."""
+        await self._repeat(lambda s: self._store.delete_versions(versions, timeout_s=s), timeout_s)
+
     async def close(self) -> None:
         """Close the store below."""
         await self._store.close()
 
 
-class _RepeatedPages(AsyncIterator[Sequence[ObjectInfo]]):
+class _RepeatedPages(AsyncIterator[Sequence[ObjectVersion]]):
     """A listing whose failed pages are asked for again (see `bucket.pages`)."""
 
     def __init__(self, retrying: Retrying, prefix: str, timeout_s: float) -> None:
         self._retrying = retrying
         self._timeout_s = timeout_s
-        self._pages = retrying._store.list(prefix, timeout_s=timeout_s)
+        self._pages = retrying._store.list_versions(prefix, timeout_s=timeout_s)
 
-    async def __anext__(self) -> Sequence[ObjectInfo]:
+    async def __anext__(self) -> Sequence[ObjectVersion]:
         # A page keeps the time limit it was listed with; the outer limit holds over all attempts.
-        async def advance(seconds_left: float) -> Sequence[ObjectInfo] | None:
+        async def advance(seconds_left: float) -> Sequence[ObjectVersion] | None:
             try:
                 async with asyncio.timeout(seconds_left):
                     return await anext(self._pages, None)
             except TimeoutError:
-                raise Transient(f"no list page within {self._timeout_s:.1f} s") from None
+                raise Transient(f"no page of versions within {self._timeout_s:.1f} s") from None
 
         page = await self._retrying._repeat(advance, self._timeout_s)
         if page is None:

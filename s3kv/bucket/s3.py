@@ -1,8 +1,9 @@
-"""The conversation with an S3 bucket: everything but the bodies, by aiobotocore.
+"""An S3 bucket as an `ObjectStore`: reading, writing and listing objects, by aiobotocore.
 
-Answers that belong to the protocol (404, 412) become values here, everything else goes through
+Answers that belong to the protocol (404, 412) become values, everything else goes through
 `errors_map`. No request is repeated here, no bucket is ever created, and every name is joined by
-`BucketAddress`. Bodies above `small_bytes` move through `bucket.bodies`.
+`BucketAddress`. Bodies above `small_bytes` move through `bucket.bodies`; deletes, copies,
+unfinished uploads and versions are the business of `s3_upkeep` and `s3_leftovers`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ import asyncio
 import builtins
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -22,23 +20,29 @@ from s3kv.bucket.base import (
     CREATED,
     EXISTS,
     MISSING,
+    ConditionalDelete,
     Created,
     Exists,
     Missing,
     ObjectInfo,
+    ObjectVersion,
+    Page,
     Received,
+    UploadInfo,
 )
 from s3kv.bucket.bodies import Bodies
-from s3kv.bucket.errors_map import error_code, error_status, is_missing, translated
-from s3kv.bucket.pages import Page, Pages
+from s3kv.bucket.errors_map import error_status, is_missing, translated
+from s3kv.bucket.pages import listed_pages
 from s3kv.bucket.prefix import check_prefix
-from s3kv.bucket.sdk import ThreadGuard, make_body_client, open_conversation
+from s3kv.bucket.s3_leftovers import Leftovers, forget_upload
+from s3kv.bucket.s3_session import S3Session, date_s, info_of
+from s3kv.bucket.s3_upkeep import Upkeep
+from s3kv.bucket.sdk import ThreadGuard, make_body_client
 from s3kv.bucket.settings import BucketSettings, part_ranges
-from s3kv.errors import Closed, Corrupt, Transient
+from s3kv.errors import Corrupt, Transient
 
 logger = logging.getLogger(__name__)
 
-DELETE_KEYS = 1000
 ABORT_TIMEOUT_S = 5.0
 ABORT_ATTEMPTS = 3
 
@@ -55,10 +59,9 @@ class S3Store:
         self._address = settings.address
         self._bucket = settings.address.bucket
         self.guard = None if guard_thread_prefix is None else ThreadGuard(guard_thread_prefix)
-        self._opening = asyncio.Lock()
-        self._conversation: Any = None
-        self._client: Any = None
-        self._closed = False
+        self._session = S3Session(settings, self.guard)
+        self._upkeep = Upkeep(self._session, self)
+        self._leftovers = Leftovers(self._session, self)
         self._bodies = Bodies(
             self._bucket,
             lambda: make_body_client(settings, self.guard),
@@ -66,43 +69,22 @@ class S3Store:
             name_prefix="s3kv-body",
         )
 
-    @asynccontextmanager
-    async def _talk(self, doing: str, timeout_s: float) -> AsyncIterator[Any]:
-        """The client, for one request that ends in time and fails in our words."""
-        if self._closed:
-            raise Closed(f"{doing}: the store is closed")
-        with translated(doing, self._settings):
-            try:
-                async with asyncio.timeout(timeout_s):
-                    yield await self._open()
-            except TimeoutError as error:
-                raise Transient(f"{doing}: no answer within {timeout_s:.2f} s") from error
-
-    async def _open(self) -> Any:
-        async with self._opening:
-            if self._client is None:
-                conversation = open_conversation(self._settings, self.guard)
-                self._client = await conversation.__aenter__()
-                self._conversation = conversation
-            return self._client
-
     async def stat(self, key: str, *, timeout_s: float) -> ObjectInfo | Missing:
         """HEAD."""
         name = self._address.name_of(key)
-        async with self._talk(f"HEAD {key}", timeout_s) as client:
+        async with self._session.talk(f"HEAD {key}", timeout_s) as client:
             try:
                 reply = await client.head_object(Bucket=self._bucket, Key=name)
             except ClientError as error:
                 if is_missing(error):
                     return MISSING
                 raise
-        size, etag = int(reply["ContentLength"]), reply.get("ETag", "")
-        return _info(key, size, etag, reply["LastModified"], _date_s(reply))
+        return info_of(key, {**reply, "Size": reply["ContentLength"]}, date_s(reply))
 
     async def get(self, key: str, *, max_bytes: int, timeout_s: float) -> bytes | Missing:
         """A small object whole. Raises `Corrupt` if it is larger than max_bytes."""
         name = self._address.name_of(key)
-        async with self._talk(f"GET {key}", timeout_s) as client:
+        async with self._session.talk(f"GET {key}", timeout_s) as client:
             try:
                 reply = await client.get_object(Bucket=self._bucket, Key=name)
             except ClientError as error:
@@ -130,13 +112,9 @@ class S3Store:
         if len(buffer) == 0:
             found = await self.stat(key, timeout_s=timeout_s)
             return found if isinstance(found, Missing) else Received(0, found.size, found.etag)
-        self._raise_if_closed(key)
+        self._session.raise_if_closed(key)
         with translated(f"GET {key}", self._settings):
             return await self._bodies.fetch(name, start, buffer, timeout_s=timeout_s)
-
-    def _raise_if_closed(self, key: str) -> None:
-        if self._closed:
-            raise Closed(f"{key}: the store is closed")
 
     async def put(self, key: str, body: bytes | memoryview, *, timeout_s: float) -> str:
         """Unconditional PUT; the body must not change until this returns or raises."""
@@ -145,10 +123,10 @@ class S3Store:
             if view.format != "B" or not view.c_contiguous:
                 raise ValueError("a body is contiguous uint8")
             if len(view) <= self._settings.small_bytes:
-                async with self._talk(f"PUT {key}", timeout_s) as client:
+                async with self._session.talk(f"PUT {key}", timeout_s) as client:
                     reply = await client.put_object(Bucket=self._bucket, Key=name, Body=bytes(view))
                 return str(reply["ETag"]).strip('"')
-            self._raise_if_closed(key)
+            self._session.raise_if_closed(key)
             if len(view) > self._settings.multipart_bytes:
                 return await self._put_parts(key, name, view, timeout_s)
             with translated(f"PUT {key}", self._settings):
@@ -156,7 +134,7 @@ class S3Store:
 
     async def _put_parts(self, key: str, name: str, body: memoryview, timeout_s: float) -> str:
         where = {"Bucket": self._bucket, "Key": name}
-        async with self._talk(f"multipart PUT {key}", timeout_s) as client:
+        async with self._session.talk(f"multipart PUT {key}", timeout_s) as client:
             upload = {**where, "UploadId": await self._begin_upload(client, where)}
             try:
                 parts = await self._send_parts(name, upload["UploadId"], body, timeout_s)
@@ -212,7 +190,7 @@ class S3Store:
                 for attempts_left in reversed(range(ABORT_ATTEMPTS)):
                     try:
                         with translated("abort", self._settings):
-                            await self._forget_upload(client, upload)
+                            await forget_upload(client, upload)
                     except Transient:
                         if not attempts_left:
                             raise
@@ -230,17 +208,10 @@ class S3Store:
                 "s3kv: upload of %s not aborted: %s", upload["Key"], aborting.exception()
             )
 
-    async def _forget_upload(self, client: Any, upload: Mapping[str, str]) -> None:
-        try:
-            await client.abort_multipart_upload(**upload)
-        except ClientError as error:
-            if error_code(error) != "NoSuchUpload":
-                raise
-
     async def create(self, key: str, body: bytes, *, timeout_s: float) -> Created | Exists:
         """PUT with `If-None-Match: *`. A 409 (somebody is creating it just now) is `Transient`."""
         name = self._address.name_of(key)
-        async with self._talk(f"create {key}", timeout_s) as client:
+        async with self._session.talk(f"create {key}", timeout_s) as client:
             try:
                 await client.put_object(Bucket=self._bucket, Key=name, Body=body, IfNoneMatch="*")
             except ClientError as error:
@@ -251,72 +222,86 @@ class S3Store:
 
     def list(self, prefix: str, *, timeout_s: float) -> AsyncIterator[Sequence[ObjectInfo]]:
         """Pages of up to 1000 objects."""
-        name_prefix = self._address.root + check_prefix(prefix)
+        return listed_pages(self, prefix, timeout_s)
 
-        async def fetch(token: str | None) -> Page:
-            continued = {} if token is None else {"ContinuationToken": token}
-            async with self._talk(f"LIST {prefix}", timeout_s) as client:
-                reply = await client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=name_prefix, **continued
-                )
-            date_s = _date_s(reply)
-            objects = tuple(
-                _info(key, int(found["Size"]), found.get("ETag", ""), found["LastModified"], date_s)
-                for found in reply.get("Contents", ())
-                if (key := self._address.key_of(found["Key"])) is not None
-            )
-            return Page(objects, reply["NextContinuationToken"] if reply["IsTruncated"] else None)
-
-        return Pages(fetch)
+    async def list_page(self, prefix: str, token: str | None, *, timeout_s: float) -> Page:
+        """Up to 1000 objects."""
+        asked = {"Bucket": self._bucket, "Prefix": self._address.root + check_prefix(prefix)}
+        if token is not None:
+            asked["ContinuationToken"] = token
+        async with self._session.talk(f"LIST {prefix}", timeout_s) as client:
+            reply = await client.list_objects_v2(**asked)
+        now_s, key_of = date_s(reply), self._address.key_of
+        objects = tuple(
+            info_of(key, found, now_s)
+            for found in reply.get("Contents", ())
+            if (key := key_of(found["Key"])) is not None
+        )
+        return Page(objects, _next_token(reply, prefix))
 
     async def list_prefixes(self, prefix: str, *, timeout_s: float) -> Sequence[str]:
         """Common prefixes one level below `prefix`, all pages within timeout_s."""
         name_prefix = self._address.root + check_prefix(prefix)
         asked = {"Bucket": self._bucket, "Prefix": name_prefix, "Delimiter": "/"}
         found: builtins.list[str] = []
-        async with self._talk(f"LIST {prefix}", timeout_s) as client:
+        async with self._session.talk(f"LIST {prefix}", timeout_s) as client:
             while True:
                 reply = await client.list_objects_v2(**asked)
                 names = (common["Prefix"] for common in reply.get("CommonPrefixes", ()))
                 found += [key for name in names if (key := self._address.key_of(name))]
-                if not reply["IsTruncated"]:
+                token = _next_token(reply, prefix)
+                if token is None:
                     return found
-                asked["ContinuationToken"] = reply["NextContinuationToken"]
+                asked["ContinuationToken"] = token
 
     async def delete(self, keys: Sequence[str], *, timeout_s: float) -> None:
         """Delete, up to 1000 keys a request, all within timeout_s."""
-        names = [self._address.name_of(key) for key in keys]
-        async with self._talk(f"DELETE of {len(names)} keys", timeout_s) as client:
-            if len(names) == 1:
-                await client.delete_object(Bucket=self._bucket, Key=names[0])
-                return
-            for start in range(0, len(names), DELETE_KEYS):
-                objects = [{"Key": name} for name in names[start : start + DELETE_KEYS]]
-                reply = await client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
-                )
-                for refused in reply.get("Errors", ()):
-                    if refused.get("Code") != "NoSuchKey":
-                        raise ClientError({"Error": refused, "ResponseMetadata": {}}, "Delete")
+        await self._upkeep.delete(keys, timeout_s)
+
+    async def conditional_delete(self, *, timeout_s: float) -> ConditionalDelete:
+        """How `delete_listed` makes sure; found out by the first call."""
+        return await self._upkeep.conditional_delete(timeout_s)
+
+    async def delete_listed(
+        self, found: Sequence[ObjectInfo], *, timeout_s: float
+    ) -> Sequence[str]:
+        """Delete what is still the listed upload, all within timeout_s; the keys that are not."""
+        return await self._upkeep.delete_listed(found, timeout_s)
+
+    async def copy(self, source: ObjectInfo, key: str, *, timeout_s: float) -> bool:
+        """Copy inside the store: a HEAD and a copy request."""
+        return await self._upkeep.copy(source, key, timeout_s)
+
+    async def list_uploads(self, prefix: str, *, timeout_s: float) -> Sequence[UploadInfo]:
+        """Unfinished multipart uploads, all pages within timeout_s."""
+        return await self._leftovers.list_uploads(prefix, timeout_s)
+
+    async def abort_upload(self, upload: UploadInfo, *, timeout_s: float) -> None:
+        """Give up an upload and its parts."""
+        await self._leftovers.abort_upload(upload, timeout_s)
+
+    def list_versions(
+        self, prefix: str, *, timeout_s: float
+    ) -> AsyncIterator[Sequence[ObjectVersion]]:
+        """Pages of up to 1000 versions and markers."""
+        return self._leftovers.list_versions(prefix, timeout_s)
+
+    async def delete_versions(self, versions: Sequence[ObjectVersion], *, timeout_s: float) -> None:
+        """Delete versions for good, up to 1000 a request, all within timeout_s."""
+        await self._leftovers.delete_versions(versions, timeout_s)
 
     async def close(self) -> None:
         """End transfers, threads and connections. Idempotent."""
-        self._closed = True
+        self._session.refuse()
         await self._bodies.close()
-        async with self._opening:
-            conversation, self._conversation, self._client = self._conversation, None, None
-        if conversation is not None:
-            await conversation.__aexit__(None, None, None)
+        await self._session.close()
 
 
-def _date_s(reply: Mapping[str, Any]) -> float | None:
-    """The store's own clock at the time of its answer, in Unix seconds."""
-    date = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return None if date is None else parsedate_to_datetime(date).timestamp()
-
-
-def _info(key: str, size: int, etag: str, modified: datetime, date_s: float | None) -> ObjectInfo:
-    modified_s = modified.timestamp()
-    # Date has whole seconds, LastModified may have more: never younger than new.
-    age_s = 0.0 if date_s is None else max(0.0, date_s - modified_s)
-    return ObjectInfo(key, size, etag.strip('"'), modified_s, age_s)
+def _next_token(reply: Mapping[str, Any], prefix: str) -> str | None:
+    """Where a listing goes on. Raises `Transient` if it should and the store does not say where."""
+    if not reply["IsTruncated"]:
+        return None
+    token: str | None = reply.get("NextContinuationToken")
+    if token is None:
+        raise Transient(f"LIST {prefix}: the store does not say where the listing goes on")
+    return token

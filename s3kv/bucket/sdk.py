@@ -12,10 +12,11 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from s3kv.bucket.listing import EMPTY_PAGE, scan_page
+from s3kv.bucket.listing import EMPTY_PAGE, EMPTY_VERSIONS, scan_page, scan_versions
 from s3kv.bucket.settings import BucketSettings
 
 logger = logging.getLogger(__name__)
@@ -93,21 +94,33 @@ def _stay_in_region(context: dict[str, Any], **_: object) -> None:
     context.setdefault("s3_redirect", {})["redirected"] = True
 
 
-def _parse_list_page(
-    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
-) -> None:
-    # botocore parses what is left in the body and adds what is customized.
-    if response_dict["status_code"] == 200:
-        try:
-            customized_response_dict.update(scan_page(response_dict["body"]))
-        except (ElementTree.ParseError, ValueError, KeyError) as error:
-            raise ResponseParserError(f"list page: {error}") from error
-        response_dict["body"] = EMPTY_PAGE
+def _parses(scan: Callable[[bytes], Mapping[str, Any]], empty_page: bytes) -> Callable[..., None]:
+    """A handler that reads list pages in botocore's place."""
+
+    def parse(
+        response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+    ) -> None:
+        # botocore parses what is left in the body and adds what is customized.
+        if response_dict["status_code"] == 200:
+            try:
+                customized_response_dict.update(scan(response_dict["body"]))
+            except (ElementTree.ParseError, ValueError, KeyError) as error:
+                raise ResponseParserError(f"list page: {error}") from error
+            response_dict["body"] = empty_page
+
+    return parse
+
+
+_PARSERS = {
+    "ListObjectsV2": _parses(scan_page, EMPTY_PAGE),
+    "ListObjectVersions": _parses(scan_versions, EMPTY_VERSIONS),
+}
 
 
 def _register(client: Any, guard: ThreadGuard | None) -> None:
     client.meta.events.register("before-call.s3", _stay_in_region)
-    client.meta.events.register_last("before-parse.s3.ListObjectsV2", _parse_list_page)
+    for operation, parse in _PARSERS.items():
+        client.meta.events.register_last(f"before-parse.s3.{operation}", parse)
     if guard is not None:
         client.meta.events.register_first("before-send.s3", guard.check)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from s3kv.bucket.base import Missing, ObjectInfo, ObjectStore, Received
+from s3kv.bucket.base import ConditionalDelete, Missing, ObjectInfo, ObjectStore, Received
 from s3kv.bucket.capabilities import PROBE_PREFIX, probe_capabilities
 from s3kv.bucket.settings import KIB, MIB, BucketSettings
 from s3kv.cli.connection import CREDENTIALS_REMEDY, REQUEST_TIMEOUT_S, explain
@@ -29,6 +29,12 @@ BODY_BYTES: Final = 8 * MIB
 SMALL_BODY_BYTES: Final = 128 * KIB
 HEAD_COUNT: Final = 7
 BODY_TIMEOUT_S: Final = 120.0
+
+_CONDITIONAL_DELETES: Final[Mapping[ConditionalDelete, str]] = {
+    "batch": "only what is unchanged is deleted, 1,000 names a request",
+    "single": "only what is unchanged is deleted, one name a request",
+    "none": "not offered: a sweep looks at each object, then deletes it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,8 @@ class Examination:
         self._findings += capability_findings(found)
         if not found.readable:
             raise _Stop
+        if found.deletable and found.certain:
+            self._note("conditional delete", "ok", _CONDITIONAL_DELETES[found.conditional_delete])
         if not found.writable:
             await self._try_other_mode()
         return found.writable

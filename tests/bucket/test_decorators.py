@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from s3kv.bucket.base import ObjectStore
@@ -8,27 +10,41 @@ from s3kv.bucket.memory import MemoryStore
 from s3kv.bucket.meter import Metered
 from s3kv.bucket.retry import Retrying
 from tests.bucket.contract import StoreContract
+from tests.bucket.contract_upkeep import BeginUpload, UpkeepContract, VersionedContract
+
+DECORATORS: dict[str, Callable[[ObjectStore], ObjectStore]] = {
+    "retrying": Retrying,
+    "metered": Metered,
+    "faulty": Faulty,
+    "all of them": lambda store: Retrying(Metered(Faulty(store))),
+}
 
 
-class TestRetrying(StoreContract):
+@pytest.fixture(params=DECORATORS)
+def decorate(request: pytest.FixtureRequest) -> Callable[[ObjectStore], ObjectStore]:
+    return DECORATORS[request.param]
+
+
+class TestDecorated(StoreContract, UpkeepContract):
     @pytest.fixture
-    async def store(self) -> ObjectStore:
-        return Retrying(MemoryStore(page_keys=50))
+    def below(self) -> MemoryStore:
+        return MemoryStore(page_keys=50)
 
-
-class TestMetered(StoreContract):
     @pytest.fixture
-    async def store(self) -> ObjectStore:
-        return Metered(MemoryStore(page_keys=50))
+    async def store(
+        self, decorate: Callable[[ObjectStore], ObjectStore], below: MemoryStore
+    ) -> ObjectStore:
+        return decorate(below)
 
-
-class TestFaulty(StoreContract):
     @pytest.fixture
-    async def store(self) -> ObjectStore:
-        return Faulty(MemoryStore(page_keys=50))
+    def begin_upload(self, below: MemoryStore) -> BeginUpload:
+        async def begin_upload(key: str) -> str:
+            return below.begin_upload(key).upload_id
+
+        return begin_upload
 
 
-class TestAllOfThem(StoreContract):
+class TestDecoratedWithVersions(VersionedContract):
     @pytest.fixture
-    async def store(self) -> ObjectStore:
-        return Retrying(Metered(Faulty(MemoryStore(page_keys=50))))
+    async def store(self, decorate: Callable[[ObjectStore], ObjectStore]) -> ObjectStore:
+        return decorate(MemoryStore(versioned=True))

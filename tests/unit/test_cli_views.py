@@ -24,7 +24,14 @@ from s3kv.cli.listing import (
 )
 from s3kv.cli.shard_view import read_shard
 from s3kv.cli.tally import ArchiveTally
-from s3kv.core.keys import namespace_key, shard_key, tick_key
+from s3kv.core.keys import (
+    namespace_key,
+    parse_shard_key,
+    quarantine_key,
+    set_key,
+    shard_key,
+    tick_key,
+)
 from s3kv.errors import Denied, S3KVError, Transient
 from s3kv.runtime.clock import Clock
 from tests.fakes.small_archive import GEOMETRY, SmallArchive, small_namespace, write_archive
@@ -215,6 +222,23 @@ class TestTally:
         assert (found.ticks.count, found.segments.count, found.runs.count) == (1, 1, 0)
         assert archived_tokens(found, archive.namespace) == 160
         assert tally.foreign.pile.count == 0
+
+    async def test_pinned_sets_and_quarantined_shards_are_ours_and_no_shards(self) -> None:
+        store, archive = await filled()
+        ns, shard = archive.namespace.id, parse_shard_key(archive.shard_keys[0])
+        assert shard is not None
+        store.write(set_key(ns, "hot"), bytes(7))
+        store.write(quarantine_key(ns, shard.chunk_hash, 0, 1), bytes(11))
+        store.write(f"{ns}/sets/Not Ours", b"x")
+
+        tally = await take_stock(store, "", ignore)
+
+        found = tally.namespaces[ns]
+        assert (found.sets.total_bytes, found.quarantine.total_bytes) == (7, 11)
+        assert (found.shards.count, found.chunk_count) == (3, 3)
+        ours = sum(len(body) for key, body in store.objects.items() if "Not Ours" not in key)
+        assert found.total_bytes == ours - len(archive.namespace.document)
+        assert tally.foreign.names == [f"{ns[:12]}/sets/Not Ours"]
 
     async def test_foreign_objects_are_counted_and_named(self) -> None:
         store, archive = await filled()

@@ -15,6 +15,7 @@ import pytest
 from s3kv.bucket.capabilities import Capabilities
 from s3kv.cli import app
 from s3kv.config import MIB, RequestOptions, Settings
+from s3kv.core.reasons import MissReason
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -26,7 +27,6 @@ DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "terraform
 ]
 WRITTEN_BY_MAKE = ROOT / "docs/test-report.md"
 UNSET = {"none", "AWS", "the SDK's chain"}
-WORD = re.compile(r"^[a-z][a-z_]*$")
 
 
 def rows(text: str, header: str) -> list[list[str]]:
@@ -83,74 +83,29 @@ def test_the_readme_lists_every_option_of_a_request() -> None:
 
 
 # ------------------------------------------------------------- miss reasons
-def words_in(node: ast.AST) -> Iterator[str]:
-    """Strings that an expression may evaluate to and that are words, not sentences."""
-    for inner in ast.walk(node):
-        value = inner.value if isinstance(inner, ast.Constant) else None
-        if isinstance(value, str) and WORD.match(value):
-            yield value
-
-
-def is_reason(target: ast.expr) -> bool:
-    """Whether something is assigned here that ends as the reason of a miss."""
-    match target:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name in ("miss_reason", "refusal") or name.startswith("MISS_")
-        case ast.Subscript(slice=ast.Constant(value=key)):
-            return key == "miss_reason"
-        case ast.Tuple(elts=elements):
-            return any(is_reason(each) for each in elements)
-        case _:
-            return False
-
-
-def reasons_in(tree: ast.AST) -> Iterator[str]:
+def given_in(tree: ast.AST) -> Iterator[str]:
+    """Names of the reasons that code uses."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Name(id="Miss") | ast.Attribute(attr="_miss"), args=args):
-                for each in args:
-                    # A condition inside chooses between reasons, and is none itself.
-                    parts = [each.body, each.orelse] if isinstance(each, ast.IfExp) else [each]
-                    for part in parts:
-                        yield from words_in(part)
-            case ast.Assign(targets=targets, value=value) if any(map(is_reason, targets)):
-                yield from words_in(value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value) if is_reason(target):
-                yield from words_in(value)
-            case ast.FunctionDef(name=name) if name.endswith("refusal_of"):
-                for inner in ast.walk(node):
-                    if isinstance(inner, ast.Return) and inner.value is not None:
-                        yield from words_in(inner.value)
+            case ast.Attribute(value=ast.Name(id="MissReason"), attr=name):
+                yield name
 
 
 def test_the_miss_reasons_are_those_that_the_code_gives() -> None:
-    sources = [*sorted(ROOT.glob("s3kv/connector/*.py")), ROOT / "s3kv/core/lookup.py"]
-    given = {word for path in sources for word in reasons_in(ast.parse(path.read_text("utf-8")))}
+    sources = [*sorted(ROOT.glob("s3kv/connector/*.py")), *sorted(ROOT.glob("s3kv/core/*.py"))]
+    given = {
+        name
+        for path in sources
+        if path.stem != "reasons"
+        for name in given_in(ast.parse(path.read_text("utf-8")))
+    }
     listed = [
         word for names, _ in rows(README, "| `miss_reason` | why |") for word in ticked(names)
     ]
 
+    assert given == set(MissReason.__members__)
     assert len(listed) == len(set(listed))
-    assert set(listed) == given
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("Miss('one')", {"one"}),
-        ("Miss('one' if not opened else 'two')", {"one", "two"}),
-        ("tracked.miss_reason = 'one'", {"one"}),
-        ("options, refusal = parse(None), 'one'", {"one"}),
-        ("refusal = 'one' if request.adapter is not None else ''", {"one"}),
-        ("MISS_ONE: Final = 'one'", {"one"}),
-        ("report['miss_reason'] = reason or 'one'", {"one"}),
-        ("def _refusal_of(self):\n    return 'one' if self.off else ''", {"one"}),
-        ("def refusal_of(self):\n    return 'a sentence'", set()),
-        ("other = 'one'", set()),
-    ],
-)
-def test_a_reason_is_found_however_it_is_given(source: str, words: set[str]) -> None:
-    assert set(reasons_in(ast.parse(source))) == words
+    assert set(listed) == {reason.value for reason in MissReason}
 
 
 # ------------------------------------------------------- commands and targets
@@ -186,6 +141,7 @@ def test_the_start_up_line_is_the_one_that_is_printed() -> None:
         ranged_get=True,
         listing=True,
         deletable=True,
+        conditional_delete="batch",
     )
 
     assert able.describe() in " ".join(README.split())
