@@ -189,7 +189,10 @@ def _row_document(row: _Row) -> Document:
         "tokens": row.tokens,
         "shards": tally.shards.count,
         "shard_bytes": tally.shards.total_bytes,
-        "index_bytes": tally.total_bytes - tally.shards.total_bytes,
+        "index_bytes": tally.index_bytes,
+        "pinned_sets": tally.sets.count,
+        "quarantined_shards": tally.quarantine.count,
+        "quarantined_bytes": tally.quarantine.total_bytes,
         "oldest_age_s": tally.shards.oldest_age_s,
         "newest_age_s": tally.shards.newest_age_s,
         "last_used_age_s": index.last_used_age_s if isinstance(index, IndexView) else None,
@@ -243,6 +246,10 @@ def _show(uri: str, rows: Sequence[_Row], foreign: Foreign, output: Output) -> N
         for view in (row.namespace, row.index):
             if isinstance(view, Unread):
                 output.line(f"{row.tally.id[:SHORT_ID]}: {view.reason}", "yellow")
+        if row.tally.quarantine.count:
+            shards = counted(row.tally.quarantine.count, "shard")
+            size = bytes_text(row.tally.quarantine.total_bytes)
+            output.line(f"{row.tally.id[:SHORT_ID]}: {shards} in quarantine, {size}", "yellow")
     show_foreign(foreign, output)
 
 

@@ -56,6 +56,8 @@ class NamespaceTally:
     ticks: Pile = field(default_factory=Pile)
     runs: Pile = field(default_factory=Pile)
     segments: Pile = field(default_factory=Pile)
+    sets: Pile = field(default_factory=Pile)
+    quarantine: Pile = field(default_factory=Pile)
     sizes: Counter[int] = field(default_factory=Counter)
     newest_shard: ObjectInfo | None = None
     fps: array[int] = field(default_factory=lambda: array("Q"))
@@ -74,8 +76,13 @@ class NamespaceTally:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all shards and index files."""
-        piles = (self.shards, self.ticks, self.runs, self.segments)
+        """Bytes of everything that is ours."""
+        return self.shards.total_bytes + self.quarantine.total_bytes + self.index_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of index files and pinned sets."""
+        piles = (self.ticks, self.runs, self.segments, self.sets)
         return sum(pile.total_bytes for pile in piles)
 
     def add(self, found: ObjectInfo) -> bool:
@@ -89,6 +96,10 @@ class NamespaceTally:
             self.runs.add(found)
         elif keys.parse_segment_key(key) is not None:
             self.segments.add(found)
+        elif keys.parse_set_key(key) is not None:
+            self.sets.add(found)
+        elif keys.parse_quarantine_key(key) is not None:
+            self.quarantine.add(found)
         elif key == keys.namespace_key(self.id):
             self.has_document = True
         else:
@@ -173,12 +184,12 @@ class Contents:
     odd_count: int
 
 
-def geometry_of(namespace: Namespace) -> ShardGeometry:
-    """The shape of writer 0's shards. Raises ValueError if the fields describe none."""
+def geometry_of(namespace: Namespace, stage: int = 0) -> ShardGeometry:
+    """The shape of a pipeline stage's shards. Raises ValueError if the fields describe none."""
     fields = namespace.fields
     groups = tuple(
         GroupGeometry(group.spec, len(group.layer_names), group.page_bytes)
-        for group in fields.layout[0].groups
+        for group in fields.layout[stage].groups
     )
     return ShardGeometry(groups, chunk_blocks_for(fields.chunk_tokens, fields.block_tokens))
 

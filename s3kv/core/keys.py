@@ -9,6 +9,8 @@ parses to None: a listing may contain anything, and nothing foreign is ever read
     {ns}/idx/inbox/{writer id, 32 hex}-{seq:08x}
     {ns}/idx/tick/{n:016x}
     {ns}/idx/run/{lo:016x}-{hi:016x}
+    {ns}/sets/{name}
+    {ns}/quarantine/{first 2 hex}/{chunk hash, 64 hex}/{writer:03d}of{writers:03d}.safetensors
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from typing import Final
 from s3kv.core.ids import HASH_BYTES, BlockHash, NamespaceId
 
 MAX_WRITERS: Final = 999
+SET_NAME_MAX: Final = 100
 WRITER_ID_BYTES: Final = 16
 
 _NAMESPACE_PATTERN: Final = re.compile(r"[0-9a-f]{32}")
 _SHARD_PATTERN: Final = re.compile(
-    r"([0-9a-f]{32})/data/([0-9a-f]{2})/(\2[0-9a-f]{62})/([0-9]{3})of([0-9]{3})\.safetensors"
+    r"([0-9a-f]{32})/(data|quarantine)/([0-9a-f]{2})/(\3[0-9a-f]{62})/"
+    r"([0-9]{3})of([0-9]{3})\.safetensors"
 )
+_FAN_OUT_PATTERN: Final = re.compile(r"[0-9a-f]{2}")
+_SET_NAME_PATTERN: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{SET_NAME_MAX - 1}}}")
 _SEGMENT_PATTERN: Final = re.compile(r"([0-9a-f]{32})/idx/inbox/([0-9a-f]{32})-([0-9a-f]{8})")
 _TICK_PATTERN: Final = re.compile(r"([0-9a-f]{32})/idx/tick/([0-9a-f]{16})")
 _RUN_PATTERN: Final = re.compile(r"([0-9a-f]{32})/idx/run/([0-9a-f]{16})-([0-9a-f]{16})")
@@ -39,6 +45,14 @@ class ShardName:
     chunk_hash: BlockHash
     writer_index: int
     writer_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetName:
+    """A pinned set, by the name that people gave it."""
+
+    namespace: NamespaceId
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +96,22 @@ def namespace_key(ns: NamespaceId) -> str:
     return f"{check_namespace_id(ns)}/NAMESPACE.json"
 
 
-def data_prefix(ns: NamespaceId) -> str:
-    """Common prefix of all shards."""
-    return f"{check_namespace_id(ns)}/data/"
+def data_prefix(ns: NamespaceId, fan_out: str = "") -> str:
+    """Common prefix of all shards, or of those whose hash begins with these two hex digits.
+
+    Raises ValueError for another fan_out.
+    """
+    return f"{check_namespace_id(ns)}/data/{_folder(fan_out)}"
+
+
+def quarantine_prefix(ns: NamespaceId) -> str:
+    """Common prefix of all shards that were found wrong and set aside."""
+    return f"{check_namespace_id(ns)}/quarantine/"
+
+
+def sets_prefix(ns: NamespaceId) -> str:
+    """Common prefix of all pinned sets."""
+    return f"{check_namespace_id(ns)}/sets/"
 
 
 def inbox_prefix(ns: NamespaceId) -> str:
@@ -104,24 +131,42 @@ def run_prefix(ns: NamespaceId) -> str:
 
 def shard_key(ns: NamespaceId, chunk_hash: bytes, writer_index: int, writer_count: int) -> str:
     """Name of a shard. Raises ValueError unless 0 <= writer_index < writer_count <= 999."""
-    if len(chunk_hash) != HASH_BYTES:
-        raise ValueError(f"a chunk hash has {HASH_BYTES} bytes, not {len(chunk_hash)}")
-    if not 0 <= writer_index < writer_count <= MAX_WRITERS:
-        raise ValueError(f"writer {writer_index} of {writer_count} (at most {MAX_WRITERS})")
-    name = chunk_hash.hex()
-    writers = f"{writer_index:03d}of{writer_count:03d}"
-    return f"{data_prefix(ns)}{name[:2]}/{name}/{writers}.safetensors"
+    return data_prefix(ns) + _shard_name(chunk_hash, writer_index, writer_count)
 
 
 def parse_shard_key(key: str) -> ShardName | None:
     """The inverse of `shard_key`; None for foreign names."""
-    found = _SHARD_PATTERN.fullmatch(key)
-    if found is None:
+    return _parse_shard(key, "data")
+
+
+def quarantine_key(ns: NamespaceId, chunk_hash: bytes, writer_index: int, writer_count: int) -> str:
+    """Where a shard that was found wrong is kept for people to look at. Raises as `shard_key`."""
+    return quarantine_prefix(ns) + _shard_name(chunk_hash, writer_index, writer_count)
+
+
+def parse_quarantine_key(key: str) -> ShardName | None:
+    """The inverse of `quarantine_key`; None for foreign names."""
+    return _parse_shard(key, "quarantine")
+
+
+def is_set_name(name: str) -> bool:
+    """Whether a pinned set may have this name: a-z, 0-9, and after the first also . _ and -."""
+    return _SET_NAME_PATTERN.fullmatch(name) is not None
+
+
+def set_key(ns: NamespaceId, name: str) -> str:
+    """Name of a pinned set. Raises ValueError unless `is_set_name`."""
+    if not is_set_name(name):
+        raise ValueError(f"not the name of a set (a-z, 0-9, then also . _ -): {name!r}")
+    return sets_prefix(ns) + name
+
+
+def parse_set_key(key: str) -> SetName | None:
+    """The inverse of `set_key`; None for foreign names."""
+    ns, _, name = key.partition("/sets/")
+    if _NAMESPACE_PATTERN.fullmatch(ns) is None or not is_set_name(name):
         return None
-    ns, _, chunk_hash, index, count = found.groups()
-    if int(index) >= int(count):
-        return None
-    return ShardName(NamespaceId(ns), BlockHash(bytes.fromhex(chunk_hash)), int(index), int(count))
+    return SetName(NamespaceId(ns), name)
 
 
 def segment_key(ns: NamespaceId, writer: bytes, seq: int) -> str:
@@ -166,6 +211,33 @@ def parse_run_key(key: str) -> RunName | None:
         return None
     lo, hi = int(found[2], 16), int(found[3], 16)
     return RunName(NamespaceId(found[1]), lo, hi) if 1 <= lo <= hi else None
+
+
+def _folder(fan_out: str) -> str:
+    if not fan_out:
+        return ""
+    if _FAN_OUT_PATTERN.fullmatch(fan_out) is None:
+        raise ValueError(f"not two lower-case hex digits: {fan_out!r}")
+    return f"{fan_out}/"
+
+
+def _shard_name(chunk_hash: bytes, writer_index: int, writer_count: int) -> str:
+    if len(chunk_hash) != HASH_BYTES:
+        raise ValueError(f"a chunk hash has {HASH_BYTES} bytes, not {len(chunk_hash)}")
+    if not 0 <= writer_index < writer_count <= MAX_WRITERS:
+        raise ValueError(f"writer {writer_index} of {writer_count} (at most {MAX_WRITERS})")
+    name = chunk_hash.hex()
+    return f"{name[:2]}/{name}/{writer_index:03d}of{writer_count:03d}.safetensors"
+
+
+def _parse_shard(key: str, kind: str) -> ShardName | None:
+    found = _SHARD_PATTERN.fullmatch(key)
+    if found is None or found[2] != kind:
+        return None
+    ns, _, _, chunk_hash, index, count = found.groups()
+    if int(index) >= int(count):
+        return None
+    return ShardName(NamespaceId(ns), BlockHash(bytes.fromhex(chunk_hash)), int(index), int(count))
 
 
 def _number(value: int, least: int, digits: int) -> str:

@@ -11,31 +11,37 @@ from s3kv.core.ids import BlockHash, NamespaceId
 from s3kv.core.keys import (
     RunName,
     SegmentName,
+    SetName,
     ShardName,
     TickName,
+    parse_quarantine_key,
     parse_run_key,
     parse_segment_key,
+    parse_set_key,
     parse_shard_key,
     parse_tick_key,
+    quarantine_key,
     run_key,
     segment_key,
+    set_key,
     shard_key,
     tick_key,
 )
 from tests.property.strategies import block_hashes, namespace_ids
 
-Name = ShardName | SegmentName | TickName | RunName
+Name = ShardName | SegmentName | TickName | RunName | SetName
 
 PARSERS: tuple[Callable[[str], Name | None], ...] = (
     parse_shard_key,
     parse_segment_key,
     parse_tick_key,
     parse_run_key,
+    parse_set_key,
 )
 
 
-def key_of(name: Name) -> str:
-    match name:
+def key_of(named: Name) -> str:
+    match named:
         case ShardName(ns, chunk_hash, index, count):
             return shard_key(ns, chunk_hash, index, count)
         case SegmentName(ns, writer, seq):
@@ -44,13 +50,17 @@ def key_of(name: Name) -> str:
             return tick_key(ns, tick)
         case RunName(ns, lo, hi):
             return run_key(ns, lo, hi)
+        case SetName(ns, name):
+            return set_key(ns, name)
 
 
 @st.composite
 def names(draw: st.DrawFn) -> Name:
     """Any name of any kind."""
     ns = draw(namespace_ids())
-    kind = draw(st.sampled_from([ShardName, SegmentName, TickName, RunName]))
+    kind = draw(st.sampled_from([ShardName, SegmentName, TickName, RunName, SetName]))
+    if kind is SetName:
+        return SetName(ns, draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,99}", fullmatch=True)))
     if kind is ShardName:
         count = draw(st.integers(1, 999))
         return ShardName(ns, draw(block_hashes()), draw(st.integers(0, count - 1)), count)
@@ -105,3 +115,16 @@ def test_shards_of_a_chunk_lie_together_and_chunks_apart(
 
     assert folders[0] == folders[1]
     assert (folders[0] == folders[2]) == (left == right)
+
+
+@settings(deadline=None)
+@given(names(), st.text(max_size=120))
+def test_a_shard_in_quarantine_keeps_its_name_and_is_nothing_else(name: Name, text: str) -> None:
+    if isinstance(name, ShardName):
+        parts = (name.namespace, name.chunk_hash, name.writer_index, name.writer_count)
+        key = quarantine_key(*parts)
+
+        assert parse_quarantine_key(key) == name
+        assert all(parse(key) is None for parse in PARSERS)
+    assert parse_quarantine_key(key_of(name)) is None
+    assert parse_quarantine_key(text) is None
