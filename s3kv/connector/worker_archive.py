@@ -23,7 +23,8 @@ from s3kv.core.shard import ShardIdentity
 from s3kv.errors import S3KVError
 from s3kv.runtime.clock import Clock
 from s3kv.runtime.downloader import Downloader, LoadOutcome, ShardPart
-from s3kv.runtime.index_client import IndexSettings, IndexWriter
+from s3kv.runtime.index_client import IndexSettings
+from s3kv.runtime.index_writer import IndexWriter
 from s3kv.runtime.ports import Deliverer, LentSlot, Slots
 from s3kv.runtime.uploader import SaveFate, Uploader, UploadSettings
 
@@ -129,6 +130,11 @@ class WorkerArchive:
     async def disown(self, chunk_hash: BlockHash, block_count: int) -> None:
         """Record that a chunk is not there."""
         await self.record([(chunk_hash, block_count)], dead=True)
+
+    @property
+    def saves_paused(self) -> bool:
+        """Whether the fleet was asked to archive nothing for now."""
+        return self._writer.snapshot.pause.saves
 
     def knows(self, chunk_hash: BlockHash) -> bool:
         """Whether a fresh index lists the chunk."""

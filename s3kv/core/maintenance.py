@@ -1,14 +1,22 @@
-"""Which runs to read: pure plans over the names in the index log.
+"""Which files of the index log to read, to merge into a run, and to delete: pure plans over names.
 
-Writing runs, compaction, clean-up and sweeping are not here yet; what they must keep to is in
-docs/adr/0002-index-on-the-bucket.md.
+Rules upheld here: no plan leaves a tick in no run and no tick file, nor a starter with less of the
+log than before; only what runs older than the margin repeat is cleaned up, since a younger one may
+be unknown to who is reading right now (R7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+MERGE_RATIO: Final = 4
+"""A left neighbour is merged again when it is less than this many times what joins it: a record is
+rewritten a few times in its life, and runs stay few."""
+
+MERGE_BYTES_MAX: Final = 512 << 20
+"""Bytes read for one run: bounds memory; the rest is merged next time."""
 
 Span: TypeAlias = tuple[int, int]
 """A run's first and last tick."""
@@ -62,6 +70,71 @@ def plan_reading(head: int, runs: Collection[Span], ticks: Collection[int]) -> R
     # Something is gone for good, or vanishes right now: everything that is left is worth reading.
     every = tuple(sorted(run for run in runs if run[1] > head))
     return Reading(every, tuple(beyond), has_gap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """A run to be written over the ticks lo..hi: the runs and ticks that make it up."""
+
+    runs: tuple[Span, ...]
+    ticks: tuple[int, ...]
+
+    @property
+    def span(self) -> Span:
+        """First and last tick of the new run."""
+        return min((self.ticks[0], *(lo for lo, _ in self.runs))), self.ticks[-1]
+
+
+def plan_merging(
+    runs: Mapping[Span, int], ticks: Mapping[int, int], ticks_min: int
+) -> Merging | None:
+    """What to merge, if at least ticks_min ticks lie behind the runs.
+
+    runs, ticks: with their sizes in bytes. Left neighbours join while they are small.
+    """
+    cover, end = plan_cover(runs)
+    loose: list[int] = []
+    total_bytes = 0
+    while end + 1 + len(loose) in ticks:
+        size = ticks[end + 1 + len(loose)]
+        if loose and total_bytes + size > MERGE_BYTES_MAX:
+            break
+        total_bytes += size
+        loose.append(end + 1 + len(loose))
+    if len(loose) < max(1, ticks_min):
+        return None
+    joined: list[Span] = []
+    for run in reversed(cover):
+        size = runs[run]
+        if size >= MERGE_RATIO * total_bytes or total_bytes + size > MERGE_BYTES_MAX:
+            break
+        total_bytes += size
+        joined.append(run)
+    return Merging(tuple(reversed(joined)), tuple(loose))
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUp:
+    """Files of the log whose content others repeat."""
+
+    runs: tuple[Span, ...]
+    ticks: tuple[int, ...]
+
+
+def plan_clean_up(
+    runs: Mapping[Span, float], ticks: Collection[int], head: int, margin_s: float
+) -> CleanUp:
+    """What may be deleted. runs: with their age in seconds by the store's clock.
+
+    The tick at `head` stays: it names who leads.
+    """
+    old = [run for run, age_s in runs.items() if age_s >= margin_s]
+    safe_cover, safe_end = plan_cover(old)
+    kept = {*safe_cover, *plan_cover(runs)[0]}
+    return CleanUp(
+        tuple(sorted(run for run in runs if run not in kept and run[1] <= safe_end)),
+        tuple(sorted(tick for tick in ticks if tick <= safe_end and tick != head)),
+    )
 
 
 def _is_contiguous(head: int, ticks: Collection[int]) -> bool:

@@ -10,8 +10,9 @@ The protocol, and the rules that are cited as R1 to R8, are in docs/adr/0002-ind
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from s3kv.errors import Denied, Transient
@@ -87,24 +88,77 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
-    """At most `PARALLEL_MAX` requests at once. Answer: a tuple of `Reply` in the same order."""
-
-    requests: tuple[Get | Put | Create | ListPrefix | Delete | Stat, ...]
-
-
-Single: TypeAlias = Get | Put | Create | ListPrefix | Delete | Stat
-Request: TypeAlias = Single | All
-
-
-@dataclass(frozen=True, slots=True)
 class Listed:
-    """One object in a listing; age_s: by the store's own clock, 0.0 where it does not tell."""
+    """One object in a listing.
+
+    age_s: by the store's own clock, 0.0 where it does not tell; etag: tells this upload from every
+    other one under the name, empty where the store has none.
+    """
 
     key: str
     size: int
     modified_s: float
     age_s: float
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """One page of the names under a prefix. Answer: `PageOf`.
+
+    token: of the page before, None for the first.
+    """
+
+    prefix: str
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteListed:
+    """Delete objects, each only if it is still the upload that was listed. Answer: `Kept`, `Late`.
+
+    by_s: as for `Put`: what was decided by a listing is not true for ever.
+    """
+
+    found: tuple[Listed, ...]
+    by_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy inside the store if the source is still what was listed. Answer: `Done` or `Absent`.
+
+    Onto its own name it renews LastModified and changes nothing else.
+    """
+
+    source: Listed
+    key: str
+
+
+Timed: TypeAlias = Put | Create | DeleteListed
+"""Requests with a time after which they are not sent any more."""
+
+Single: TypeAlias = Get | Put | Create | ListPrefix | Delete | Stat | ListPage | DeleteListed | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """At most `PARALLEL_MAX` requests at once. Answer: a tuple of `Reply` in the same order."""
+
+    requests: tuple[Single, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A long computation, to be done off the loop thread. Answer: `Computed`.
+
+    function: pure, of immutable values only: it runs beside everything else of this process.
+    """
+
+    function: Callable[[], object]
+
+
+Request: TypeAlias = Single | All | Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +179,28 @@ class Taken:
 @dataclass(frozen=True, slots=True)
 class Done:
     """The request was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageOf:
+    """Names, and the token of the next page (None: this is the last)."""
+
+    found: tuple[Listed, ...]
+    token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The names that were not deleted, since another upload lies there by now."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What the function returned."""
+
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +237,9 @@ Value: TypeAlias = (
     | Created
     | Taken
     | Done
+    | PageOf
+    | Kept
+    | Computed
     | Unreadable
     | Lost
     | Late
@@ -220,15 +299,39 @@ def ask_all(requests: Sequence[Single]) -> Steps[list[Reply]]:
     return [answer for answer in answers if answer is not None]
 
 
+def work(function: Callable[[], T]) -> Steps[T]:
+    """Compute off the loop thread; what the function raises comes through."""
+    reply = yield Work(partial(_attempted, function))
+    assert isinstance(reply.value, Computed)
+    outcome = reply.value.value
+    if isinstance(outcome, _Raised):
+        raise outcome.error
+    # The runtime hands back exactly what the function returned.
+    return outcome  # type: ignore[return-value]
+
+
 def listed(reply: Reply) -> tuple[Listed, ...]:
     """The names in the answer to a `ListPrefix`."""
     assert isinstance(reply.value, tuple)
     return tuple(found for found in reply.value if isinstance(found, Listed))
 
 
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: Exception
+
+
+def _attempted(function: Callable[[], object]) -> object:
+    """An error belongs to the protocol that asked, not to who carries the work out."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001  raised again in `work`
+        return _Raised(error)
+
+
 def _accepted(reply: Reply) -> Reply:
     if isinstance(reply.value, Refused):
         raise Denied(reply.value.reason)
     if isinstance(reply.value, Late):
-        raise Transient("too late to announce what was stored before")
+        raise Transient("too late to act on what was known before")
     return reply

@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from s3kv.core import keys
 from s3kv.core.follower import Follower
+from s3kv.core.forgetting import Forgetting, Limits, plan_forgetting
 from s3kv.core.inbox import Fold, Inbox
 from s3kv.core.indexfile import Header, Kind, encode, max_file_bytes
-from s3kv.core.records import EMPTY, TIME_MAX_S, RecordSet
-from s3kv.core.requests import Create, Created, Get, Moment, Put, Steps, ask
-from s3kv.core.watermark import watermark_for, would_die
-from s3kv.errors import Transient
+from s3kv.core.pins import Pins
+from s3kv.core.records import EMPTY, RECORDS_MAX, TIME_MAX_S, RecordSet, merge
+from s3kv.core.requests import Create, Created, Get, Moment, Put, Steps, ask, work
+from s3kv.errors import Denied, Transient
 
 ATTEMPTS: Final = 8
 """Slots tried in one call before `Transient`."""
@@ -33,11 +35,11 @@ ATTEMPTS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencerSettings:
-    """ttl_s, max_bytes: None for unlimited. The other fields are the protocol's constants."""
+    """takes_lead: lead at once and always, for a process that does nothing else. The other fields
+    are the protocol's constants."""
 
-    ttl_s: int | None = None
-    max_bytes: int | None = None
-    bytes_per_block: int = 0
+    limits: Limits = field(default_factory=Limits)
+    takes_lead: bool = False
     fold_busy_s: float = 1.0
     fold_idle_s: float = 5.0
     busy_for_s: float = 60.0  # after news, folding goes on at the busy rate this long
@@ -46,6 +48,7 @@ class SequencerSettings:
     recheck_min_s: float = 0.5
     inbox_check_s: float = 60.0
     watermark_check_s: float = 60.0
+    announce_s: float = 1_800.0  # min_age_s / 2: how long what was true of shards may be told (R5)
     drop_unreadable_s: float = 3_600.0
     segments_per_s: float = 30.0  # what folding costs inside an engine: 2 ms of CPU each
     interval_min_ms: int = 1_000
@@ -79,9 +82,9 @@ class Sequencer:
         self._routine_at_s = -math.inf
         self._segment_check_at_s = math.inf
         self._resyncs_checked = -1
-        self._watermark_at_s = -math.inf
-        self._watermark_s = 0
-        self._watermark_kills = False
+        self.pins = Pins(follower.namespace)
+        self._planned_at_s = self._asked_lead_s = -math.inf
+        self._forgetting = Forgetting()
         self._patience_s = self._new_patience()
 
     @property
@@ -89,10 +92,21 @@ class Sequencer:
         """Whether the newest tick that we know is ours."""
         return self.follower.leader == self.writer
 
+    @property
+    def folded_count(self) -> int:
+        """Segments done with since the start: they are in a tick."""
+        return self._inbox.folded_count
+
+    def active_writers(self, now_s: float) -> int:
+        """Processes whose segments were read within the last busy_for_s."""
+        return self._inbox.writer_count(now_s - self._settings.busy_for_s)
+
     def due(self, now_s: float) -> float:
         """When (monotonic seconds, perhaps past) `act` has something to do."""
         if self.leads:
             return self._fold_at_s
+        if self._settings.takes_lead:
+            return self._asked_lead_s + self._patience_s
         if self.follower.resync_count != self._resyncs_checked:
             return now_s
         return min(self._routine_at_s, self._segment_check_at_s)
@@ -104,6 +118,10 @@ class Sequencer:
         """
         if self.leads:
             yield from self.sequence(now)
+        elif self._settings.takes_lead:
+            # Two of this kind take turns, at their patience, until one is ended.
+            self._asked_lead_s, self._patience_s = now.monotonic_s, self._new_patience()
+            yield from self.sequence(now, says_nothing=True)
         else:
             yield from self._look_after_inbox(now)
 
@@ -141,12 +159,13 @@ class Sequencer:
         own: RecordSet = EMPTY,
         *,
         pause_bits: int | None = None,
+        says_nothing: bool = False,
         by_s: float = math.inf,
     ) -> Steps[None]:
         """Fold the inbox, and own records, into the next tick; durable when this returns.
 
         pause_bits: None repeats the newest tick's; by_s: as for `flush`. Writes nothing if there is
-        nothing to say. Raises as `flush`.
+        nothing to say, unless says_nothing asks for an empty tick, to lead. Raises as `flush`.
         """
         follower = self.follower
         now_s = now.monotonic_s
@@ -154,23 +173,29 @@ class Sequencer:
             if now_s - follower.snapshot.head_seen_s > follower.snapshot.head_ttl_s / 2:
                 yield from follower.poll()
             fold = yield from self._inbox.read(own)
-            watermark_s = self._raised_watermark(now, fold.records)
+            forgetting = yield from self._planned_forgetting(now, now_s, fold.records)
             bits = follower.pause_bits if pause_bits is None else pause_bits
-            if not (len(fold.records) or bits != follower.pause_bits or self._watermark_kills):
+            is_news = len(fold.records) or bits != follower.pause_bits or forgetting.is_news
+            if not (is_news or says_nothing):
                 self._plan_next_fold(now_s, fold)
                 yield from self._inbox.delete(fold.keys)
                 return
             number = follower.snapshot.head + 1
+            watermark_s = max(forgetting.watermark_s, follower.snapshot.watermark_s)
             header = self._header(Kind.TICK, number, now, watermark_s, bits)
-            made = yield from self._create_tick(header, fold.records, by_s)
+            records = merge((fold.records, forgetting.touches))
+            if len(forgetting.touches):
+                by_s = min(by_s, self._planned_at_s + self._settings.announce_s)
+            made = yield from self._create_tick(header, records, by_s)
             now_s = made.received_s
             if made.is_ours:
-                self._watermark_kills = False
+                self._forgetting = Forgetting(watermark_s)
                 self._plan_next_fold(now_s, fold)
                 yield from self._inbox.delete(fold.keys)
                 return
             yield from follower.poll()
-            if not self.leads and not made.is_doubtful and pause_bits is None:
+            must_win = made.is_doubtful or says_nothing or pause_bits is not None
+            if not (self.leads or must_win):
                 if len(own):
                     yield from self.write_segment(own, now, by_s)
                 return
@@ -230,7 +255,7 @@ class Sequencer:
     def _header(
         self, kind: Kind, number: int, now: Moment, watermark_s: int, pause_bits: int
     ) -> Header:
-        writers = self._inbox.writer_count(now.monotonic_s - self._settings.busy_for_s)
+        writers = self.active_writers(now.monotonic_s)
         interval_ms = math.ceil(writers / self._settings.segments_per_s * 1_000)
         return Header(
             kind=kind,
@@ -244,17 +269,39 @@ class Sequencer:
             pause_bits=pause_bits,
         )
 
-    def _raised_watermark(self, now: Moment, news: RecordSet) -> int:
-        """The watermark for the next tick; the archive is measured at most once a minute."""
+    def _planned_forgetting(self, now: Moment, now_s: float, news: RecordSet) -> Steps[Forgetting]:
+        """How far the next tick forgets; the archive is measured at most once a minute.
+
+        The plan stands until its tick is made, so that a watermark never goes without its touches.
+        """
         settings, snapshot = self._settings, self.follower.snapshot
-        if now.monotonic_s - self._watermark_at_s >= settings.watermark_check_s:
-            self._watermark_at_s = now.monotonic_s
-            after = snapshot.absorb(news)
-            self._watermark_s = watermark_for(
-                after, now.unix_s, settings.ttl_s, settings.max_bytes, settings.bytes_per_block
-            )
-            self._watermark_kills = would_die(after, self._watermark_s)
-        return max(self._watermark_s, snapshot.watermark_s)
+        if now_s - self._planned_at_s >= settings.watermark_check_s:
+            self._planned_at_s, self._forgetting = now_s, Forgetting()
+            if settings.limits.are_set and (yield from self._know_pins()):
+                unix_s = now.unix_s + now_s - now.monotonic_s
+                room = RECORDS_MAX - len(news)
+                self._forgetting = yield from work(
+                    partial(
+                        plan_forgetting,
+                        snapshot,
+                        news,
+                        unix_s,
+                        settings.limits,
+                        self.pins.fps,
+                        room,
+                    )
+                )
+        if len(news) + len(self._forgetting.touches) > RECORDS_MAX:
+            return Forgetting(snapshot.watermark_s)  # no room in this tick: the next one
+        return self._forgetting
+
+    def _know_pins(self) -> Steps[bool]:
+        """Whether all pinned sets could be read. If not, commits go on and nothing is forgotten."""
+        try:
+            yield from self.pins.refresh()
+        except (Transient, Denied):
+            return False
+        return self.pins.complete
 
     def _plan_next_fold(self, now_s: float, fold: Fold) -> None:
         settings = self._settings

@@ -23,18 +23,25 @@ def watermark_for(
     ttl_s: int | None,
     max_bytes: int | None,
     bytes_per_block: int,
+    pinned: NDArray[np.uint64] | None = None,
 ) -> int:
     """The watermark to write: never below the snapshot's own, never beyond now.
 
-    ttl_s, max_bytes: None for no such limit. The capacity limit forgets whole seconds of last use,
-    oldest first, until what is left fits.
+    ttl_s, max_bytes: None for no such limit; pinned: uint64[k], sorted, chunks that do not die. The
+    capacity limit forgets whole seconds of last use, oldest first, until what is left fits; pinned
+    chunks take their room whatever their last use.
     """
     wanted_s = snapshot.watermark_s
     if ttl_s is not None:
         wanted_s = max(wanted_s, int(now_unix_s) - ttl_s)
     if max_bytes is not None and bytes_per_block > 0:
         live = snapshot.live()
-        fitting_s = _oldest_fitting_s(live.seen_s, live.blocks, max_bytes // bytes_per_block)
+        room = max_bytes // bytes_per_block
+        if pinned is not None and len(pinned):
+            stays = np.isin(live.fps, pinned)
+            room -= int(live.blocks[stays].sum(dtype=np.int64))
+            live = live.take(~stays)
+        fitting_s = _oldest_fitting_s(live.seen_s, live.blocks, max(0, room))
         wanted_s = max(wanted_s, fitting_s)
     # A record from a fast clock must not drag the watermark over what others store right now.
     bound_s = min(int(now_unix_s), TIME_MAX_S)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from s3kv.bucket.faults import Fail, Hold
+from s3kv.core.compactor import CompactorSettings
 from s3kv.errors import Closed, Transient
 from s3kv.runtime.index_client import IndexSettings
 from tests.fakes.index_bench import Bench, chunk, live, open_bench
@@ -132,3 +133,5 @@ def test_settings_that_would_break_the_protocol_are_refused() -> None:
         IndexSettings(min_age_s=900)
     with pytest.raises(ValueError, match="head_ttl_s"):
         IndexSettings(poll_interval_s=30.0)
+    with pytest.raises(ValueError, match="margin_s"):
+        IndexSettings(compactor=CompactorSettings(margin_s=900))

@@ -12,7 +12,8 @@ from s3kv.bucket.base import ObjectStore
 from s3kv.bucket.faults import Faulty
 from s3kv.bucket.memory import MemoryStore
 from s3kv.core.records import RecordSet, make_records
-from s3kv.runtime.index_client import IndexReader, IndexSettings, IndexWriter
+from s3kv.runtime.index_client import IndexReader, IndexSettings
+from s3kv.runtime.index_writer import IndexWriter
 from tests.fakes.clock import FakeClock
 from tests.fakes.namespaces import make_namespace
 

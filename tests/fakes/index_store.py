@@ -26,6 +26,8 @@ class IndexStore:
         self.request_s = 0.01
         self.requests: list[core.Single] = []
         self.has_conditional_put = True
+        self.page_keys = 1_000
+        self._uploads: dict[str, int] = {}
 
     def carry_out(self, request: core.Single) -> core.Value:
         """The effect and the answer of one request."""
@@ -36,11 +38,11 @@ class IndexStore:
                 body = self.objects[key][0]
                 return body if len(body) <= max_bytes else core.Unreadable("too large")
             case core.Put(key, body):
-                self.objects[key] = (body, self.now_s)
+                self._write(key, body)
             case core.Create(key, body):
                 if key in self.objects and self.has_conditional_put:
                     return core.Taken()
-                self.objects[key] = (body, self.now_s)
+                self._write(key, body)
                 return core.Created()
             case core.ListPrefix(prefix):
                 return tuple(
@@ -51,21 +53,57 @@ class IndexStore:
                     self.objects.pop(key, None)
             case core.Stat(key):
                 return self.listed(key) if key in self.objects else core.Absent()
+            case _:
+                return self._upkeep(request)
         return core.Done()
+
+    def _upkeep(self, request: core.Single) -> core.Value:
+        match request:
+            case core.ListPage(prefix, token):
+                return self._page(prefix, token)
+            case core.DeleteListed(found):
+                changed = [each.key for each in found if not self._is_still(each)]
+                for each in found:
+                    if self._is_still(each):
+                        del self.objects[each.key]
+                return core.Kept(tuple(key for key in changed if key in self.objects))
+            case core.Copy(source, key):
+                if not self._is_still(source):
+                    return core.Absent()
+                self._write(key, self.objects[source.key][0])
+        return core.Done()
+
+    def _page(self, prefix: str, token: str | None) -> core.PageOf:
+        names = sorted(
+            key for key in self.objects if key.startswith(prefix) and key > (token or "")
+        )
+        page = names[: self.page_keys]
+        rest = len(names) > len(page)
+        return core.PageOf(tuple(map(self.listed, page)), page[-1] if rest else None)
+
+    def _write(self, key: str, body: bytes) -> None:
+        self.objects[key] = (body, self.now_s)
+        self._uploads[key] = self._uploads.get(key, 0) + 1
+
+    def _is_still(self, found: core.Listed) -> bool:
+        return found.key in self.objects and self.listed(found.key).etag == found.etag
 
     def listed(self, key: str) -> core.Listed:
         """What a listing says of an object."""
         body, modified_s = self.objects[key]
-        return core.Listed(key, len(body), modified_s, self.now_s - modified_s)
+        etag = str(self._uploads.get(key, 0))
+        return core.Listed(key, len(body), modified_s, self.now_s - modified_s, etag)
 
     def answer(self, request: core.Request, fault: Fault | None = None) -> core.Reply:
         """A reply that takes `request_s`; the parts of an `All` go one after the other."""
         sent_s = self.now_s
         value: core.Value
-        if isinstance(request, core.All):
+        if isinstance(request, core.Work):
+            value = core.Computed(request.function())
+        elif isinstance(request, core.All):
             value = tuple(self.answer(part, fault) for part in request.requests)
         else:
-            if isinstance(request, core.Put | core.Create) and sent_s > request.by_s:
+            if isinstance(request, core.Timed) and sent_s > request.by_s:
                 return core.Reply(core.Late(), sent_s, sent_s)
             self.requests.append(request)
             self.now_s += self.request_s / 2

@@ -1,80 +1,43 @@
-"""The processes of the simulated world. They drive the real `Follower` and `Sequencer`.
+"""The processes of the simulated world.
 
-Engine: stores and loads chunks as an engine does, keeping the rules that are its own (R1, R2, R5,
-R8). Compactor and sweeper stand for what docs/adr/0002 plans: full runs with clean-up, and deletion
-of dead shards, so that the index rules are tested against their effects. Each rule can be switched
-off by its name in `faults`.
+They drive the real `Follower`, `Sequencer`, `Compactor` and `Sweeper`; an engine stores and loads
+chunks besides, keeping the rules that are its own (R1, R2, R5, R8). Each rule can be switched off
+by its name in `faults`.
 """
 
 from __future__ import annotations
 
-import random
+from collections import Counter
 from collections.abc import Generator
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from s3kv.core import keys
 from s3kv.core import requests as core
 from s3kv.core.follower import Follower
-from s3kv.core.inbox import Fold, Inbox
-from s3kv.core.indexfile import Header, Kind, encode
-from s3kv.core.records import DEAD, RecordSet, merge, overlay
-from s3kv.core.sequencer import Sequencer, SequencerSettings
+from s3kv.core.forgetting import Limits
+from s3kv.core.ids import BlockHash
+from s3kv.core.pinset import encode_set, make_set
+from s3kv.core.records import DEAD, RecordSet, merge
+from s3kv.core.sweep import SweepRules
 from s3kv.errors import Transient
 from tests.fakes.index_store import NS
-from tests.simulation.world import DeleteIf, Nop, Process, Wish, World
-
-SHARDS, CHUNKS = 2, 40
-GRACE, MIN_AGE, MARGIN, HEAD_TTL = 700, 700, 700, 150
-"""Scaled down together; sleeps reach twice the grace."""
-
-SETTINGS = SequencerSettings(
-    fold_busy_s=5,
-    fold_idle_s=20,
-    busy_for_s=100,
-    patience_s=40,
-    patience_spread_s=40,
-    inbox_check_s=200,
-    watermark_check_s=100,
+from tests.simulation.parts import (
+    CHUNK_FPS,
+    FOLDERS,
+    GRACE,
+    HEAD_TTL,
+    MIN_AGE,
+    SETTINGS,
+    SHARDS,
+    fps_of,
+    new_compactor,
+    new_sequencer,
+    new_sweeper,
+    shard,
 )
-
-
-def shard(chunk: int, writer: int) -> str:
-    return f"data/{chunk}/{writer}"
-
-
-def fps_of(*chunks: int) -> NDArray[np.uint64]:
-    return np.array(chunks, np.uint64)
-
-
-class CredulousFollower(Follower):
-    """Mutant: every 404 is the head (breaks R4)."""
-
-    def _trusts(self, missing: core.Reply) -> bool:
-        return True
-
-
-class HastyInbox(Inbox):
-    """Mutant: deletes segments before their tick exists (breaks R2)."""
-
-    def read(self, own: RecordSet) -> core.Steps[Fold]:
-        fold = yield from super().read(own)
-        yield from self.delete(fold.keys)
-        return Fold(fold.records, (), fold.has_more)
-
-
-def new_follower(faults: frozenset[str]) -> Follower:
-    return (CredulousFollower if "trust_404" in faults else Follower)(NS, HEAD_TTL)
-
-
-def new_sequencer(world: World, faults: frozenset[str], settings: SequencerSettings) -> Sequencer:
-    writer = world.rng.randbytes(16)
-    follower = new_follower(faults)
-    sequencer = Sequencer(follower, writer, settings, random.Random(world.rng.random()))
-    if "delete_first" in faults:
-        sequencer._inbox = HastyInbox(NS, settings.drop_unreadable_s)
-    return sequencer
+from tests.simulation.world import Nop, Process, Wish, World
 
 
 class Engine:
@@ -83,8 +46,9 @@ class Engine:
     def __init__(self, world: World, faults: frozenset[str]) -> None:
         self.world = world
         self.faults = faults
-        self.sequencer = new_sequencer(world, faults, SETTINGS)
+        self.sequencer = new_sequencer(world, faults, replace(SETTINGS, limits=world.limits))
         self.follower = self.sequencer.follower
+        self.compactor = new_compactor(self.sequencer, faults)
         self.pending: list[tuple[RecordSet, float]] = []
         self.uncertain: set[int] = set()
         """Chunks of which this process knows, or may have written, what nobody promised."""
@@ -100,12 +64,14 @@ class Engine:
 
     def _do_something(self) -> Process:
         now_s = self.world.now_s
-        choice, chunk = self.world.rng.random(), self.world.rng.randrange(CHUNKS)
+        choice, chunk = self.world.rng.random(), self.world.rng.choice(CHUNK_FPS)
         if now_s >= self.sequencer.due(now_s) and choice < 0.3:
             yield from self.sequencer.act(self.world.moment())
+            if self.sequencer.leads and self.world.now_s >= self.compactor.due(self.world.now_s):
+                yield from self.compactor.act(self.world.moment())
         elif choice < 0.5:
             yield from self.follower.poll()
-        elif choice < 0.7:
+        elif choice < 0.65:
             yield from self._store(chunk)
         elif choice < 0.9:
             yield from self._load(chunk)
@@ -120,8 +86,10 @@ class Engine:
         first_s = self.world.now_s
         if "announce_first" in self.faults:
             yield from self._commit(chunk, first_s)
+        # Mutant: what is there already is not written again (breaks R1).
+        upload = core.Create if "create_data" in self.faults else core.Put
         for writer in range(SHARDS):
-            yield from core.ask(core.Put(shard(chunk, writer), f"{chunk}/{writer}".encode()))
+            yield from core.ask(upload(shard(chunk, writer), f"{chunk}/{writer}".encode()))
         if "announce_first" in self.faults:
             return
         if self._is_late(first_s):
@@ -181,7 +149,8 @@ class Engine:
                 self.world.errors.append(f"I1 announced chunk {fp} without its shards")
 
     def _load(self, chunk: int) -> Process:
-        if not self.follower.snapshot.is_fresh(self.world.now_s):
+        fresh = self.follower.snapshot.is_fresh(self.world.now_s) or "stale_hits" in self.faults
+        if not fresh:
             yield from self.follower.poll()
         if not self.follower.snapshot.present(fps_of(chunk))[0]:
             return
@@ -193,88 +162,48 @@ class Engine:
                 self.world.counts["load_errors"] += 1
                 yield from self._report_dead(chunk)
                 return
-        if self.world.now_s - began_s <= HEAD_TTL:  # else too slow to vouch for it (R8)
+        quick = self.world.now_s - began_s <= HEAD_TTL or "stale_hits" in self.faults
+        if quick:  # else too slow to vouch for it (R8)
             yield from self._commit(chunk, began_s)
             yield from self._look_after(chunk, began_s)
 
 
 def compactor(world: World, faults: frozenset[str]) -> Process:
-    """Writes a run over everything, and deletes what older runs repeat."""
+    """Leads for a moment, as the rule for compacting asks, and looks at the log."""
     for _ in range(world.rng.randrange(10, 60)):
         yield Nop()
-    follower = new_follower(faults)
-    yield from follower.open()
-    snapshot = follower.snapshot
-    head = snapshot.head
-    if not head:
-        return
-    whole = overlay(snapshot.base, snapshot.recent)
-    header = Header(
-        kind=Kind.RUN,
-        namespace=NS,
-        lo=1,
-        hi=head,
-        writer=bytes(16),
-        watermark_s=snapshot.watermark_s,
-        interval_ms=follower.interval_ms,
-        created_s=0,
-        pause_bits=follower.pause_bits,
-    )
-    body = encode(header, whole.take(whole.seen_s >= snapshot.watermark_s))
-    yield from core.ask(core.Put(keys.run_key(NS, 1, head), body))
-    yield from _clean_up(0 if "no_margin" in faults else MARGIN, head, world)
-
-
-def _clean_up(margin_s: float, head: int, world: World) -> Process:
-    reply = yield from core.ask(core.ListPrefix(keys.run_prefix(NS)))
-    runs = [(keys.parse_run_key(found.key), found) for found in core.listed(reply)]
-    old = [name.hi for name, found in runs if name and found.age_s >= margin_s]
-    safe = max(old, default=0)
-    drop = [found.key for name, found in runs if name and name.hi < safe]
-    reply = yield from core.ask(core.ListPrefix(keys.tick_prefix(NS)))
-    for found in core.listed(reply):
-        name = keys.parse_tick_key(found.key)
-        if name and name.tick <= safe and name.tick < head and found.age_s >= margin_s:
-            drop.append(found.key)
-    if drop:
-        world.counts["cleaned_up"] += len(drop)
-        yield from core.ask(core.Delete(tuple(drop)))
+    sequencer = new_sequencer(world, faults, replace(SETTINGS, takes_lead=True))
+    yield from sequencer.follower.open()
+    yield from sequencer.act(world.moment())
+    if sequencer.leads:
+        made = new_compactor(sequencer, faults)
+        yield from made.act(world.moment())
+        yield from made.act(world.moment())
+        world.counts["runs"] += made.counts.runs_written
+        world.counts["cleaned_up"] += made.counts.files_deleted
 
 
 def sweeper(world: World, faults: frozenset[str]) -> Process:
-    """Raises the watermark, waits, and deletes dead shards: with an eye on R6.
-
-    What it deletes must have been dead for the grace, so nobody raises the watermark meanwhile.
-    """
+    """Raises the watermark as it likes, and sweeps by the one that was in force long enough."""
     for _ in range(world.rng.randrange(5, 40)):
         yield Nop()
-    settings = SequencerSettings(ttl_s=world.rng.choice((150, 600)), watermark_check_s=0)
-    sequencer = new_sequencer(world, faults, settings)
-    yield from sequencer.follower.open()
-    yield from sequencer.sequence(world.moment())
-    drain = Sequencer(sequencer.follower, sequencer.writer, SETTINGS, random.Random(0))
-    since_s = world.now_s
-    while world.now_s - since_s < GRACE:
-        yield Nop()
-    for _ in range(8):
-        sent_s = world.now_s
-        yield from drain.sequence(world.moment())
-        yield from drain.follower.poll()
-        snapshot = drain.follower.snapshot
-        reply = yield from core.ask(core.ListPrefix("data/"))
-        if world.now_s - sent_s > HEAD_TTL:
-            continue
-        found = core.listed(reply)
-        live = snapshot.present(fps_of(*(int(each.key.split("/")[1]) for each in found)))
-        dead = [
-            (each.key, each.modified_s)
-            for each, is_live in zip(found, live.tolist(), strict=True)
-            if not is_live and each.age_s >= MIN_AGE
-        ]
-        world.counts["swept"] += len(dead)
-        if dead:
-            yield DeleteIf(tuple(dead))
-        return
+    # What is pinned dies if its announcement takes longer than everything may live: no such days.
+    limits = Limits(ttl_s=world.rng.choice((600,) if world.pinned else (150, 600)))
+    rules = SweepRules(
+        grace_s=GRACE, min_age_s=MIN_AGE, renew_after_s=world.rng.choice((None, 2_000))
+    )
+    made = new_sweeper(world, faults, limits, rules)
+    yield from made.open()
+    for _ in range(world.rng.choice((1, 3))):
+        yield from made.raise_watermark(world.moment())
+        for folder in FOLDERS:
+            (plan,) = yield from made.plan([folder], world.moment())
+            if not made.problem:
+                yield from made.carry_out(plan, world.moment())
+        for _ in range(world.rng.randrange(20)):
+            yield Nop()
+    for word in ("deleted", "replaced", "adopted", "reported_lost", "renewed"):
+        world.counts[word] += getattr(made.deeds, word)
 
 
 def settle(world: World, engines: list[Engine]) -> Follower:
@@ -294,7 +223,8 @@ def settle(world: World, engines: list[Engine]) -> Follower:
 
 
 def check(world: World, engines: list[Engine], last: Follower) -> None:
-    """I2: all agree; I3: nothing announced is lost; I4: what is live has its shards."""
+    """I2: all agree; I3: nothing announced is lost; I4: what is live has its shards; I5: pinned
+    chunks are not forgotten."""
     live = {int(fp) for fp in last.snapshot.live().fps}
     for i, engine in enumerate(engines):
         if engine.follower.snapshot.opened:
@@ -306,15 +236,31 @@ def check(world: World, engines: list[Engine], last: Follower) -> None:
     after = last.snapshot.absorb(published)
     if after.live().fps.tolist() != last.snapshot.live().fps.tolist():
         world.errors.append("I3 announced records are not in the index")
+    dead = {int(fp) for fp in after.whole().fps[after.whole().flags & DEAD != 0]}
+    for chunk in set(published.fps.tolist()) & set(world.pinned) - live - dead:
+        world.errors.append(f"I5 pinned chunk {chunk} was forgotten")
     for chunk in live:
         if not all(shard(chunk, writer) in world.store.objects for writer in range(SHARDS)):
             world.errors.append(f"I4 chunk {chunk} is live without its shards")
 
 
+def pin(world: World, faults: frozenset[str]) -> None:
+    """In some worlds a few chunks are pinned from the beginning."""
+    if world.rng.random() < 0.3:
+        world.pinned = tuple(world.rng.sample(CHUNK_FPS, 3))
+        hashes = {BlockHash(fp.to_bytes(8, "big") + bytes(24)): 16 for fp in world.pinned}
+        pinned = {} if "no_pins" in faults else hashes
+        body = encode_set(make_set(NS, "pinned", pinned))
+        world.store.carry_out(core.Put(keys.set_key(NS, "pinned"), body))
+
+
 def simulate(seed: int, faults: frozenset[str] = frozenset(), steps: int = 2_000) -> World:
-    """One run: three engines, two compactors, one sweeper; then rest, and the invariants."""
+    """One run: three engines, a compactor, two sweepers; then rest, and the invariants."""
     world = World(seed)
     world.store.has_conditional_put = "no_conditional_put" not in faults
+    world.store.page_keys = world.rng.choice((3, 1_000))
+    world.limits = Limits(ttl_s=world.rng.choice((None, None, 900)))
+    pin(world, faults)
     engines: dict[str, Engine] = {}
 
     def spawn(name: str) -> Process:
@@ -323,9 +269,15 @@ def simulate(seed: int, faults: frozenset[str] = frozenset(), steps: int = 2_000
             return engines[name].life()
         return (compactor if name.startswith("compactor") else sweeper)(world, faults)
 
-    names = ["engine0", "engine1", "engine2", "compactor0", "compactor1", "sweeper"]
+    names = ["engine0", "engine1", "engine2", "compactor", "sweeper0", "sweeper1"]
     world.run(spawn, names, steps)
     last = settle(world, list(engines.values()))
     check(world, list(engines.values()), last)
     world.counts["ticks"] += last.snapshot.head
     return world
+
+
+def outcome_of(seed: int) -> tuple[int, list[str], Counter[str]]:
+    """A seed, the invariants that its world broke, and what happened in it; for other processes."""
+    world = simulate(seed)
+    return seed, world.errors, world.counts

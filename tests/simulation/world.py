@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from s3kv.core import requests as core
+from s3kv.core.forgetting import Limits
 from s3kv.core.records import RecordSet
 from s3kv.errors import Transient
 from tests.fakes.index_store import IndexStore
@@ -29,14 +30,7 @@ class Nop:
     """A step of a process without a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteIf:
-    """Conditional delete: only the versions that were listed, as (key, modified_s)."""
-
-    versions: tuple[tuple[str, float], ...]
-
-
-Wish: TypeAlias = core.Request | Nop | DeleteIf
+Wish: TypeAlias = core.Request | Nop
 Process: TypeAlias = Generator[Wish, core.Reply, None]
 
 
@@ -60,6 +54,10 @@ class World:
         self.rng = random.Random(seed)
         self.store = IndexStore()
         self.store.request_s = 0.0
+        self.limits = Limits()
+        """How far every engine is configured to forget."""
+        self.pinned: tuple[int, ...] = ()
+        """Chunks of a pinned set."""
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
         self.trace: list[str] = []
@@ -126,11 +124,8 @@ class World:
                 state.value = tuple(state.answers[i] for i in range(len(state.answers)))
         elif isinstance(state.wish, Nop):
             state.value = core.Done()
-        elif isinstance(state.wish, DeleteIf):
-            for key, modified_s in state.wish.versions:
-                if key in self.store.objects and self.store.objects[key][1] == modified_s:
-                    del self.store.objects[key]
-            state.value = core.Done()
+        elif isinstance(state.wish, core.Work):
+            state.value = core.Computed(state.wish.function())
         else:
             state.value = self._carried_out(name, state.wish, state)
         # Usually the answer arrives at once; else the process sleeps, or dies, before it reads it.
@@ -157,7 +152,7 @@ class World:
 
     def _carried_out(self, name: str, request: core.Single, state: _Running) -> core.Value:
         signed_s = self.now_s if state.signed_s is None else state.signed_s
-        if isinstance(request, core.Put | core.Create) and signed_s > request.by_s:
+        if isinstance(request, core.Timed) and signed_s > request.by_s:
             self.counts["late"] += 1
             return core.Late()
         if self.now_s - signed_s > REQUEST_MAX:
@@ -174,8 +169,12 @@ class World:
 
 def _subject(request: core.Single) -> str:
     match request:
-        case core.ListPrefix(prefix):
+        case core.ListPrefix(prefix) | core.ListPage(prefix):
             return prefix
+        case core.DeleteListed(found):
+            return " ".join(each.key for each in found)
+        case core.Copy(_, key):
+            return key
         case core.Delete(keys):
             return " ".join(keys)
         case core.Put(key, body) | core.Create(key, body):

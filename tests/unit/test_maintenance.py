@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s3kv.core.maintenance import Reading, Span, plan_cover, plan_reading
+from s3kv.core.maintenance import (
+    MERGE_BYTES_MAX,
+    CleanUp,
+    Merging,
+    Reading,
+    Span,
+    plan_clean_up,
+    plan_cover,
+    plan_merging,
+    plan_reading,
+)
 
 spans = st.lists(
     st.tuples(st.integers(1, 30), st.integers(0, 30)).map(lambda t: (t[0], t[0] + t[1]))
@@ -51,3 +61,71 @@ def test_at_the_head_there_is_nothing_to_read() -> None:
 
 def test_with_a_gap_everything_beyond_is_read() -> None:
     assert plan_reading(0, [(1, 3), (6, 8)], [5, 9]) == Reading(((1, 3), (6, 8)), (5, 9), True)
+
+
+# ---------------------------------------------------------------- merging and cleaning up
+
+
+def test_a_few_loose_ticks_are_left_alone_and_many_become_a_run() -> None:
+    ticks = dict.fromkeys(range(1, 9), 10)
+
+    assert plan_merging({}, ticks, ticks_min=9) is None
+    assert plan_merging({}, ticks, ticks_min=8) == Merging((), tuple(range(1, 9)))
+
+
+def test_small_left_neighbours_join_and_large_ones_stay() -> None:
+    runs = {(1, 100): 4_000, (101, 110): 300, (111, 120): 90}
+    ticks = dict.fromkeys(range(121, 131), 10)
+
+    plan = plan_merging(runs, ticks, ticks_min=10)
+
+    assert plan is not None
+    assert plan.runs == ((101, 110), (111, 120))
+    assert plan.span == (101, 130)
+
+
+def test_a_run_is_not_merged_beyond_what_fits_into_memory() -> None:
+    half = MERGE_BYTES_MAX // 2 + 1
+    plan = plan_merging({(1, 5): half}, {6: half, 7: half, 8: half}, ticks_min=1)
+
+    assert plan == Merging((), (6,))
+
+
+logs = st.tuples(
+    st.dictionaries(
+        st.tuples(st.integers(1, 30), st.integers(0, 30)).map(lambda t: (t[0], t[0] + t[1])),
+        st.floats(0, 200),
+    ),
+    st.integers(0, 60),
+)
+
+
+@given(logs)
+def test_nothing_is_cleaned_up_that_a_starter_or_an_old_reader_needs(
+    log: tuple[dict[Span, float], int],
+) -> None:
+    runs, first = log
+    ticks = range(first, 61)
+    plan = plan_clean_up(runs, ticks, head=60, margin_s=100.0)
+    left = set(runs) - set(plan.runs)
+
+    before = plan_reading(0, runs, ticks)
+    after = plan_reading(0, left, [tick for tick in ticks if tick not in plan.ticks])
+    assert after.has_gap == before.has_gap or not after.has_gap
+    old_left = [run for run in left if runs[run] >= 100.0]
+    assert plan_cover(old_left)[1] == plan_cover([r for r in runs if runs[r] >= 100.0])[1]
+    assert plan_cover(left)[1] == plan_cover(runs)[1]
+    assert all(tick <= plan_cover(old_left)[1] and tick != 60 for tick in plan.ticks)
+
+
+def test_what_a_young_run_repeats_stays() -> None:
+    """Somebody may be reading by a listing that does not have the run yet (R7)."""
+    plan = plan_clean_up({(1, 5): 200.0, (1, 9): 10.0}, range(1, 11), head=10, margin_s=100.0)
+
+    assert plan == CleanUp((), (1, 2, 3, 4, 5))
+
+
+def test_a_run_inside_an_old_wider_one_goes() -> None:
+    plan = plan_clean_up({(1, 5): 500.0, (1, 9): 200.0}, (9, 10), head=10, margin_s=100.0)
+
+    assert plan == CleanUp(((1, 5),), (9,))

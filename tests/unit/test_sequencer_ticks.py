@@ -6,6 +6,7 @@ import pytest
 
 from s3kv.core import keys
 from s3kv.core import requests as core
+from s3kv.core.forgetting import Limits
 from s3kv.core.records import RECORDS_MAX, make_records
 from s3kv.core.sequencer import SequencerSettings
 from s3kv.errors import Denied, Transient
@@ -163,7 +164,7 @@ def test_more_records_than_a_tick_holds_go_into_several_ticks_without_waiting() 
 
 def test_an_idle_leader_raises_the_watermark_when_something_dies_and_only_then() -> None:
     store = IndexStore()
-    leader = leading_engine(store, settings=SequencerSettings(ttl_s=600))
+    leader = leading_engine(store, settings=SequencerSettings(limits=Limits(ttl_s=600)))
     store.run(leader.flush(chunk(1, seen_s=int(store.now().unix_s)), store.now()))
     ticks = len(store.keys("/tick/"))
 
@@ -180,7 +181,7 @@ def test_an_idle_leader_raises_the_watermark_when_something_dies_and_only_then()
 
 def test_a_full_archive_forgets_the_longest_unused() -> None:
     store = IndexStore()
-    settings = SequencerSettings(max_bytes=2 * 16 * 10, bytes_per_block=10)
+    settings = SequencerSettings(limits=Limits(max_bytes=2 * 16 * 10, bytes_per_block=10))
     leader = leading_engine(store, settings=settings)
     store.now_s += 61.0
     now_s = int(store.now().unix_s)

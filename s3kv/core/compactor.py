@@ -1,0 +1,208 @@
+"""Merges ticks into runs and deletes what older runs repeat, so that opening an index stays cheap.
+
+Rules upheld here: a run over lo..hi holds every record of its ticks, but for one thing: when it
+begins with tick 1 it leaves out what is below the watermark. Losses above it stay (R9): without the
+report a sweep would take the bad shard for one that nobody announced, and adopt it. Two compactors
+write equal content under equal names, or overlapping runs: both harmless, since merging is
+idempotent.
+
+Sans-IO (see `requests`). Never touches the follower's state: may run beside its generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from s3kv.core import keys
+from s3kv.core.follower import Follower
+from s3kv.core.indexfile import Header, Kind, decode, encode, max_file_bytes
+from s3kv.core.maintenance import (
+    CleanUp,
+    Merging,
+    Span,
+    plan_clean_up,
+    plan_merging,
+)
+from s3kv.core.records import TIME_MAX_S, RecordSet, merge
+from s3kv.core.requests import (
+    PARALLEL_MAX,
+    Absent,
+    Delete,
+    Get,
+    Listed,
+    ListPrefix,
+    Moment,
+    Put,
+    Reply,
+    Steps,
+    ask,
+    ask_all,
+    listed,
+    work,
+)
+from s3kv.errors import Corrupt, Mismatch, Transient
+
+DELETE_MAX: Final = 1_000
+"""Names in one request of a clean-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactorSettings:
+    """ticks_min: so many ticks behind the last run make a new one; check_s: how often to look all
+    the same; margin_s: age of a run before what it repeats is deleted."""
+
+    ticks_min: int = 600
+    check_s: float = 3_600.0
+    margin_s: float = 3_600.0
+
+
+@dataclass(slots=True)
+class CompactorCounts:
+    """Totals since start."""
+
+    runs_written: int = 0
+    files_deleted: int = 0
+    unreadable: int = 0
+
+
+class Compactor:
+    """Owned by one task; reads `follower`, which belongs to another task of the same loop."""
+
+    def __init__(self, follower: Follower, writer: bytes, settings: CompactorSettings) -> None:
+        """writer: 16 bytes, for the header."""
+        self.counts = CompactorCounts()
+        self._follower = follower
+        self._writer = writer
+        self._settings = settings
+        self._check_at_s = float("-inf")
+        self._check_at_head = 0
+
+    def due(self, now_s: float) -> float:
+        """When (monotonic seconds, perhaps past) `act` may have something to do."""
+        behind = self._follower.snapshot.head >= self._check_at_head
+        return min(now_s, self._check_at_s) if behind else self._check_at_s
+
+    def act(self, now: Moment) -> Steps[None]:
+        """Look at the log; write one run if ticks have piled up, delete what runs repeat.
+
+        Raises `Transient`, `Denied`: try again later; and
+        `Corrupt`, `Mismatch` if a file cannot be merged: then nothing was written.
+        """
+        try:
+            yield from self._look(now)
+        except (Corrupt, Mismatch):
+            self._plan_next_look(now.monotonic_s)
+            raise
+        self._plan_next_look(now.monotonic_s)
+
+    def _plan_next_look(self, now_s: float) -> None:
+        self._check_at_s = now_s + self._settings.check_s
+        self._check_at_head = self._follower.snapshot.head + self._settings.ticks_min
+
+    def _look(self, now: Moment) -> Steps[None]:
+        log = yield from self._list()
+        sizes = {run: found.size for run, found in log.runs.items()}
+        ticks = {tick: found.size for tick, found in log.ticks.items()}
+        merging = plan_merging(sizes, ticks, self._settings.ticks_min)
+        if merging is not None:
+            yield from self._write(merging, log, now)
+        ages = {run: found.age_s for run, found in log.runs.items()}
+        head = self._follower.snapshot.head
+        plan = plan_clean_up(ages, log.ticks, head, self._settings.margin_s)
+        yield from self._delete(plan)
+
+    def _list(self) -> Steps[_Log]:
+        ns = self._follower.namespace
+        replies = yield from ask_all(
+            [ListPrefix(keys.run_prefix(ns)), ListPrefix(keys.tick_prefix(ns))]
+        )
+        runs, ticks = (listed(reply) for reply in replies)
+        spans = [(keys.parse_run_key(found.key), found) for found in runs]
+        numbers = [(keys.parse_tick_key(found.key), found) for found in ticks]
+        return _Log(
+            {(name.lo, name.hi): found for name, found in spans if name is not None},
+            {name.tick: found for name, found in numbers if name is not None},
+        )
+
+    def _write(self, merging: Merging, log: _Log, now: Moment) -> Steps[None]:
+        """Read what is to be merged, and write it as one run, or not at all."""
+        ns = self._follower.namespace
+        names = [keys.run_key(ns, *run) for run in merging.runs]
+        gets = [Get(name, max_file_bytes(Kind.RUN)) for name in names]
+        replies = yield from ask_all(gets)
+        parts: list[RecordSet] = []
+        for run, reply in zip(merging.runs, replies, strict=True):
+            parts.append((yield from self._decoded(reply, Kind.RUN, run))[1])
+        header: Header | None = None
+        for start in range(0, len(merging.ticks), PARALLEL_MAX):
+            some = merging.ticks[start : start + PARALLEL_MAX]
+            names = [keys.tick_key(ns, tick) for tick in some]
+            replies = yield from ask_all([Get(name, max_file_bytes(Kind.TICK)) for name in names])
+            for tick, reply in zip(some, replies, strict=True):
+                try:
+                    file = yield from self._decoded(reply, Kind.TICK, (tick, tick))
+                except Corrupt:
+                    if log.ticks[tick].age_s < self._settings.margin_s:
+                        raise
+                    continue  # nobody will ever read it: it must not stop compaction for ever
+                header = file[0]
+                parts.append(file[1])
+        if header is not None:
+            yield from self._put(merging.span, header, parts, now)
+
+    def _put(
+        self, span: Span, newest: Header, parts: Sequence[RecordSet], now: Moment
+    ) -> Steps[None]:
+        watermark_s = max(newest.watermark_s, self._follower.snapshot.watermark_s)
+        header = Header(
+            kind=Kind.RUN,
+            namespace=newest.namespace,
+            lo=span[0],
+            hi=span[1],
+            writer=self._writer,
+            watermark_s=watermark_s,
+            interval_ms=newest.interval_ms,
+            created_s=min(int(now.unix_s), TIME_MAX_S),
+            pause_bits=newest.pause_bits,
+        )
+        body = yield from work(partial(_run_body, header, parts))
+        yield from ask(Put(keys.run_key(newest.namespace, *span), body))
+        self.counts.runs_written += 1
+
+    def _decoded(self, reply: Reply, kind: Kind, span: Span) -> Steps[tuple[Header, RecordSet]]:
+        """Raises `Corrupt`, `Mismatch`; `Transient` if it was cleaned up since it was listed."""
+        if isinstance(reply.value, Absent):
+            raise Transient(f"{kind.value.strip()} {span} was deleted while being merged")
+        try:
+            if not isinstance(reply.value, bytes):
+                raise Corrupt(f"{kind.value.strip()} {span} is too large")  # noqa: TRY301 (counted)
+            namespace = self._follower.namespace
+            return (yield from work(partial(decode, reply.value, namespace, kind, *span)))
+        except (Corrupt, Mismatch):
+            self.counts.unreadable += 1
+            raise
+
+    def _delete(self, plan: CleanUp) -> Steps[None]:
+        """Best effort; runs first go last, so that what is left is always readable."""
+        ns = self._follower.namespace
+        names = [keys.tick_key(ns, tick) for tick in plan.ticks]
+        names += [keys.run_key(ns, *run) for run in plan.runs]
+        for start in range(0, len(names), DELETE_MAX):
+            yield from ask(Delete(tuple(names[start : start + DELETE_MAX])))
+        self.counts.files_deleted += len(names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    runs: dict[Span, Listed]
+    ticks: dict[int, Listed]
+
+
+def _run_body(header: Header, parts: Sequence[RecordSet]) -> bytes:
+    whole = merge(parts)
+    if header.lo == 1:  # else an older run has older records, which would come back
+        whole = whole.take(whole.seen_s >= header.watermark_s)
+    return encode(header, whole)

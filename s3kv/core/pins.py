@@ -1,0 +1,68 @@
+"""The pinned sets of a namespace as a sequencer or sweeper knows them.
+
+Rule upheld here: as long as a set could not be read, nobody knows what it pins: `complete` is
+false, and then no watermark is raised and nothing is swept.
+
+Sans-IO (see `requests`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from s3kv.core import keys
+from s3kv.core.ids import NamespaceId
+from s3kv.core.pinset import SET_BYTES_MAX, decode_set
+from s3kv.core.requests import Absent, Get, Listed, ListPrefix, Steps, ask, listed
+from s3kv.errors import Corrupt, Mismatch
+
+NOTHING_PINNED: Final = np.empty(0, np.uint64)
+
+
+@dataclass(slots=True)
+class Pins:
+    """Owned by one task. fps: uint64[n], sorted: the fingerprints of all pinned chunks."""
+
+    namespace: NamespaceId
+    complete: bool = False
+    problem: str = ""
+    fps: NDArray[np.uint64] = field(default_factory=lambda: NOTHING_PINNED)
+    _read: dict[str, tuple[Listed, NDArray[np.uint64]]] = field(default_factory=dict)
+
+    def refresh(self) -> Steps[None]:
+        """Read what has changed: one listing, and a GET per new set. Raises as `ask`."""
+        self.complete = False
+        reply = yield from ask(ListPrefix(keys.sets_prefix(self.namespace)))
+        known, self._read = self._read, {}
+        problem = ""
+        for found in listed(reply):
+            name = keys.parse_set_key(found.key)
+            if name is None:
+                continue
+            before = known.get(found.key)
+            if before is not None and _is_same(before[0], found):
+                self._read[found.key] = before
+                continue
+            answer = yield from ask(Get(found.key, SET_BYTES_MAX))
+            if isinstance(answer.value, Absent):
+                continue  # unpinned since it was listed
+            try:
+                if not isinstance(answer.value, bytes):
+                    raise Corrupt("too large")  # noqa: TRY301 (one way to refuse)
+                pinned = decode_set(answer.value, self.namespace, name.name)
+            except (Corrupt, Mismatch) as error:
+                problem = f"set {name.name} cannot be read: {error}"
+                continue
+            self._read[found.key] = (found, pinned.fps)
+        self.problem = problem
+        self.complete = not problem
+        columns = [fps for _, fps in self._read.values()]
+        self.fps = np.unique(np.concatenate(columns)) if columns else NOTHING_PINNED
+
+
+def _is_same(before: Listed, now: Listed) -> bool:
+    return (before.etag, before.size, before.modified_s) == (now.etag, now.size, now.modified_s)

@@ -1,0 +1,122 @@
+"""Runs hold what their ticks held, and only what runs repeat is deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from s3kv.core import keys
+from s3kv.core import requests as core
+from s3kv.core.compactor import Compactor, CompactorSettings
+from s3kv.core.forgetting import Limits
+from s3kv.core.indexfile import Kind, decode
+from s3kv.core.records import DEAD, make_records
+from s3kv.core.sequencer import Sequencer, SequencerSettings
+from s3kv.errors import Corrupt, Transient
+from tests.fakes.index_store import NS, IndexStore
+from tests.fakes.sequencers import chunk, leading_engine, live, new_engine
+
+MARGIN_S = 3_600.0
+TICKS = 5
+
+
+def compactor_of(engine: Sequencer) -> Compactor:
+    settings = CompactorSettings(ticks_min=TICKS, margin_s=MARGIN_S)
+    return Compactor(engine.follower, engine.writer, settings)
+
+
+def filled(store: IndexStore) -> Sequencer:
+    """A log of ticks 1..6 with one chunk each."""
+    leader = leading_engine(store)
+    for fp in range(1, TICKS + 1):
+        store.run(leader.flush(chunk(fp), store.now()))
+    return leader
+
+
+def test_piled_up_ticks_become_a_run_that_holds_them_all() -> None:
+    store = IndexStore()
+    leader = filled(store)
+
+    store.run(compactor_of(leader).act(store.now()))
+
+    body = store.objects[keys.run_key(NS, 1, TICKS + 1)][0]
+    header, records = decode(body, NS, Kind.RUN, 1, TICKS + 1)
+    assert records.fps.tolist() == [1, 2, 3, 4, 5, 0xFFFF]
+    assert header.watermark_s == leader.follower.snapshot.watermark_s
+    assert len(store.keys("/tick/")) == TICKS + 1, "nothing goes before the margin is over"
+
+
+def test_what_a_run_repeats_goes_when_the_run_is_older_than_the_margin() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+    store.run(made.act(store.now()))
+    store.now_s += MARGIN_S
+
+    store.run(made.act(store.now()))
+
+    assert store.keys("/tick/") == [keys.tick_key(NS, TICKS + 1)], "the head tells who leads"
+    assert live(new_engine(store, "r")) == [1, 2, 3, 4, 5, 0xFFFF]
+
+
+def test_a_run_from_the_beginning_leaves_out_what_is_below_the_watermark_only() -> None:
+    store = IndexStore()
+    settings = SequencerSettings(limits=Limits(ttl_s=600), watermark_check_s=0)
+    leader = leading_engine(store, settings=settings)
+    now_s = int(store.now().unix_s)
+    lost = make_records([1, 2], [now_s - 700, now_s - 500], 0, int(DEAD))
+    store.run(leader.flush(lost, store.now()))
+    for fp in range(3, TICKS + 3):
+        store.run(leader.flush(chunk(fp, seen_s=now_s), store.now()))
+
+    store.run(compactor_of(leader).act(store.now()))
+
+    (name,) = store.keys("/run/")
+    span = keys.parse_run_key(name)
+    assert span is not None
+    _, records = decode(store.objects[name][0], NS, Kind.RUN, span.lo, span.hi)
+    assert 1 not in records.fps.tolist()
+    assert 2 in records.fps.tolist(), "else a sweep would adopt the bad shard (R9)"
+
+
+def test_a_young_tick_that_cannot_be_read_stops_compaction_and_an_old_one_does_not() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    key = keys.tick_key(NS, 3)
+    store.objects[key] = (b"damaged", store.now_s)
+    made = compactor_of(leader)
+
+    with pytest.raises(Corrupt):
+        store.run(made.act(store.now()))
+    assert store.keys("/run/") == []
+
+    store.now_s += MARGIN_S
+    store.run(made.act(store.now()))
+    assert len(store.keys("/run/")) == 1
+    assert live(new_engine(store, "r")) == [1, 3, 4, 5, 0xFFFF]
+
+
+def test_a_tick_that_is_cleaned_up_by_another_meanwhile_is_no_gap_in_a_run() -> None:
+    store = IndexStore()
+    leader = filled(store)
+
+    def vanish(request: core.Single) -> core.Value | None:
+        if isinstance(request, core.Get) and request.key == keys.tick_key(NS, 2):
+            return core.Absent()
+        return None
+
+    with pytest.raises(Transient):
+        store.run(compactor_of(leader).act(store.now()), vanish)
+    assert store.keys("/run/") == []
+
+
+def test_the_log_is_looked_at_when_ticks_have_piled_up_or_an_hour_has_passed() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+    assert made.due(store.now_s) <= store.now_s
+    store.run(made.act(store.now()))
+    assert made.due(store.now_s) > store.now_s
+
+    for fp in range(10, 10 + TICKS):
+        store.run(leader.flush(chunk(fp), store.now()))
+    assert made.due(store.now_s) <= store.now_s
