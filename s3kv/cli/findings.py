@@ -31,7 +31,8 @@ class Finding:
 
 _REMEDIES: Final[Mapping[str, str]] = {
     "write": "allow s3:PutObject under the prefix if this engine is to save",
-    "conditional PUT": "use a store that supports PUT with If-None-Match: *; until then load only",
+    "conditional PUT": "use a store that supports PUT with If-None-Match: *; without it there is "
+    "no index, ttl_s and max_bytes are not kept, and each lookup asks the bucket",
     "ranged GET": "use a store that supports ranged GET",
     "list": "use a store whose listings show new objects at once",
     "delete": "allow s3:DeleteObject under the prefix",
@@ -100,8 +101,8 @@ def engine_words(findings: Sequence[Finding]) -> str:
         return "An engine would load what is archived here and save nothing: no write succeeded."
     if state.get("conditional PUT") != "ok":
         return (
-            "An engine would load what is archived here and save nothing: without a conditional "
-            "PUT the index cannot be written."
+            "An engine would load from here and save to it without an index: chunks are found by "
+            "requests for their names, and only a lifecycle rule forgets."
         )
     limits = []
     if state.get("multipart upload") == "warning":

@@ -1,8 +1,8 @@
 """A rank's saves: from the engine's blocks into a slot, and from there to the archive.
 
 Every save is acknowledged as staged exactly once, however it ends, so that its pins drop; a slot is
-always in one pair of hands. Nothing is uploaded before the store's capabilities are known: an
-archive on a store without conditional PUT must not be written (ADR 0002).
+always in one pair of hands. Nothing is uploaded before the store's capabilities are known: where it
+has no conditional PUT there must be no index (ADR 0004).
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class Saver:
             self._outbox.saved(job.job_id, fate.value)
             return
         self._outbox.unsaved(job.job_id, fate.value)
+        if fate is SaveFate.PAUSED:
+            return
         name = job.address.chunk_hash.hex()[:16]
         logger.warning("s3kv: chunk %s not saved: %s %s", name, fate.value, detail)
 

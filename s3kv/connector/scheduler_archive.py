@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,8 +58,9 @@ class SchedulerArchive:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The index as it is known now; immutable."""
-        return self._reader.snapshot
+        """The index as it is known now; immutable. Not open where there is none."""
+        snapshot = self._reader.snapshot
+        return replace(snapshot, opened=False) if self._reader.is_unindexed else snapshot
 
     @property
     def refused(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 
 from s3kv.bucket.base import ObjectStore
 from s3kv.bucket.capabilities import PROBE_PREFIX, Capabilities, probe_capabilities
@@ -12,6 +13,12 @@ from s3kv.errors import S3KVError
 from s3kv.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
+
+NAMES_ONLY = (
+    "s3kv: the store has no conditional PUT (If-None-Match), so there is no index: chunks are "
+    "found by HEADs of their names, ttl_s and max_bytes are not kept (use a lifecycle rule), and "
+    "the fleet cannot be paused"
+)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
@@ -24,10 +31,19 @@ async def warm_up(store: ObjectStore) -> None:
         await store.stat(f"{PROBE_PREFIX}warm-up", timeout_s=WARM_UP_S)
 
 
-async def why_read_only(
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """read_only: why nothing may be saved, or the empty string; names_only: whether what is saved
+    cannot be listed in an index (docs/adr/0004)."""
+
+    read_only: str = ""
+    names_only: bool = False
+
+
+async def look_at_store(
     store: ObjectStore, settings: Settings, namespace_id: str, clock: Clock
-) -> str:
-    """Probe the store and say so; returns why nothing may be saved, or the empty string.
+) -> Verdict:
+    """Probe the store and say so.
 
     A store that does not answer is asked again, with pauses up to a minute, for as long as it
     takes: an engine must not stay a reader for life because of a blip at its start (FAULTS 20).
@@ -39,7 +55,7 @@ async def why_read_only(
         except S3KVError as error:
             # Said aloud once, by the scheduler side, which hears it with the next report.
             logger.info("s3kv: %s: %s: %s", settings.uri, type(error).__name__, error)
-            return f"{type(error).__name__}: {error}"
+            return Verdict(read_only=f"{type(error).__name__}: {error}")
         if capabilities.certain:
             break
         if pause_s == FIRST_PAUSE_S:
@@ -54,15 +70,16 @@ async def why_read_only(
         settings.load_mode,
         settings.save,
     )
-    if settings.ttl_s is None and settings.max_bytes is None:
+    verdict = judge(capabilities)
+    if verdict.names_only:
+        logger.warning(NAMES_ONLY)
+    elif settings.ttl_s is None and settings.max_bytes is None:
         logger.warning("s3kv: neither ttl_s nor max_bytes is set: the archive grows without bound")
-    return writable(capabilities)
+    return verdict
 
 
-def writable(capabilities: Capabilities) -> str:
-    """Why this store cannot be written to safely, or the empty string."""
+def judge(capabilities: Capabilities) -> Verdict:
+    """What this store may be used for."""
     if not capabilities.writable:
-        return "the store refuses writes under this prefix"
-    if not capabilities.conditional_put:
-        return "the store has no conditional PUT (If-None-Match), so the index cannot be written"
-    return ""
+        return Verdict(read_only="the store refuses writes under this prefix")
+    return Verdict(names_only=not capabilities.conditional_put)

@@ -31,7 +31,7 @@ from s3kv.connector.messages import (
 from s3kv.connector.outbox import Outbox
 from s3kv.connector.saver import Saver
 from s3kv.connector.staging import FencedDeliverer, Staging, make_staging
-from s3kv.connector.store_check import warm_up, why_read_only
+from s3kv.connector.store_check import Verdict, look_at_store, warm_up
 from s3kv.connector.worker_archive import WRITER_COUNT, WorkerArchive, failed_chunks
 from s3kv.core.namespace import LayoutDescriptor, parse_namespace_document
 from s3kv.device.copier import Fence
@@ -83,6 +83,7 @@ class WorkerSide:
         self._hashing: ThreadPoolExecutor | None = None
         self._archive: WorkerArchive | None = None
         self._saver: Saver | None = None
+        self._verdict: Verdict | None = None
         self._asleep = False
         self._running: dict[str, asyncio.Task[object]] = {}
         self._background: set[asyncio.Task[object]] = set()
@@ -159,8 +160,8 @@ class WorkerSide:
         archive.start()
         assert self._store is not None
         assert self._saver is not None
-        if self._saver.read_only == "":
-            archive.allow_writing()
+        if self._verdict is not None:
+            archive.judge(self._verdict)
         task: asyncio.Task[object]
         if previous is None:
             probing = self._probe(self._store, self._saver, archive.namespace.id)
@@ -172,12 +173,13 @@ class WorkerSide:
 
     async def _probe(self, store: ObjectStore, saver: Saver, namespace_id: str) -> None:
         """Until the store has shown what it can do, saves wait in their slots."""
-        reason = await why_read_only(store, self._settings, namespace_id, self._clock)
-        saver.judge(reason)
-        if reason:
-            self.outbox.read_only(reason)
-        elif self._archive is not None:
-            self._archive.allow_writing()
+        verdict = await look_at_store(store, self._settings, namespace_id, self._clock)
+        self._verdict = verdict
+        if self._archive is not None:
+            self._archive.judge(verdict)
+        saver.judge(verdict.read_only)
+        if verdict.read_only:
+            self.outbox.read_only(verdict.read_only)
 
     # ----------------------------------------------------------------- loads
     def open(self, plan: Plan) -> None:

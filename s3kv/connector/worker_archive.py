@@ -15,6 +15,7 @@ import numpy as np
 
 from s3kv.bucket.base import Missing, ObjectStore
 from s3kv.connector.messages import ChunkAddress, FailedChunk, LoadJob
+from s3kv.connector.store_check import Verdict
 from s3kv.core.geometry import ShardGeometry
 from s3kv.core.ids import BlockHash, fingerprints
 from s3kv.core.keys import shard_key
@@ -69,15 +70,17 @@ class WorkerArchive:
             UploadSettings(concurrency=max(1, concurrency // 2)),
         )
         self._writer.writes_allowed = False
+        self._is_names_only = False
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to follow the index; on the loop thread, as everything from here on."""
         self._running = asyncio.create_task(self._follow())
 
-    def allow_writing(self) -> None:
-        """The store can carry an index: take part in sequencing it."""
-        self._writer.writes_allowed = True
+    def judge(self, verdict: Verdict) -> None:
+        """What the store can do is known: if it can carry an index, take part in sequencing it."""
+        self._is_names_only = verdict.names_only
+        self._writer.writes_allowed = not (verdict.read_only or verdict.names_only)
 
     async def _follow(self) -> None:
         try:
@@ -120,16 +123,28 @@ class WorkerArchive:
 
     # -------------------------------------------------- Announcer, for the uploader
     async def announce(self, chunk_hash: BlockHash, block_count: int, announce_by_s: float) -> None:
-        """Make a chunk visible; returns when that is durable."""
+        """Make a chunk visible; returns when that is durable.
+
+        Without an index its name says it all: only the namespace has to be described.
+        """
         fps = fingerprints([chunk_hash])
         blocks = np.array([block_count], np.uint16)
         now_s = self._clock.unix_s()
         records = self._writer.snapshot.live_records(fps, blocks, now_s)
+        if self._is_names_only:
+            await self._writer.describe_namespace()
+            self._writer.note(records)
+            return
         await self._writer.commit(records, announce_by_s)
 
     async def disown(self, chunk_hash: BlockHash, block_count: int) -> None:
         """Record that a chunk is not there."""
         await self.record([(chunk_hash, block_count)], dead=True)
+
+    @property
+    def found_age_max_s(self) -> float:
+        """Without an index nobody sweeps: what is there may be as old as it likes."""
+        return float("inf") if self._is_names_only else self._announce_s
 
     @property
     def saves_paused(self) -> bool:
@@ -156,11 +171,13 @@ class WorkerArchive:
             records = snapshot.dead_records(fps, now_s)
             # Known here before it is written: a rewrite in the same second has to win over it.
             self._writer.note(records)
-            await self._writer.commit(records)
+            if not self._is_names_only:
+                await self._writer.commit(records)
             return
         there = snapshot.present(fps)
         # R8: a view that may be out of date must not vouch for the dead.
-        if snapshot.is_fresh(self._clock.monotonic_s()) and there.any():
+        fresh = snapshot.is_fresh(self._clock.monotonic_s()) and not self._is_names_only
+        if fresh and there.any():
             by_s = self._clock.monotonic_s() + self._announce_s
             blocks = np.array([block_count for _, block_count in chunks], np.uint16)[there]
             await self._writer.commit(snapshot.live_records(fps[there], blocks, now_s), by_s)

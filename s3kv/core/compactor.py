@@ -1,10 +1,9 @@
 """Merges ticks into runs and deletes what older runs repeat, so that opening an index stays cheap.
 
-Rules upheld here: a run over lo..hi holds every record of its ticks, but for one thing: when it
-begins with tick 1 it leaves out what is below the watermark. Losses above it stay (R9): without the
-report a sweep would take the bad shard for one that nobody announced, and adopt it. Two compactors
-write equal content under equal names, or overlapping runs: both harmless, since merging is
-idempotent.
+Rules upheld here: a run over lo..hi holds every record of its ticks, but for what is below the
+watermark in its own header. Losses above it stay (R9): without the report a sweep would take the
+bad shard for one that nobody announced, and adopt it. Two compactors write equal content under
+equal names, or overlapping runs: both harmless, since merging is idempotent.
 
 Sans-IO (see `requests`). Never touches the follower's state: may run beside its generators.
 """
@@ -203,6 +202,5 @@ class _Log:
 
 def _run_body(header: Header, parts: Sequence[RecordSet]) -> bytes:
     whole = merge(parts)
-    if header.lo == 1:  # else an older run has older records, which would come back
-        whole = whole.take(whole.seen_s >= header.watermark_s)
-    return encode(header, whole)
+    # Whoever reads the run reads the watermark with it: what is left out cannot come back.
+    return encode(header, whole.take(whole.seen_s >= header.watermark_s))

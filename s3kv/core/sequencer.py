@@ -26,11 +26,14 @@ from s3kv.core.inbox import Fold, Inbox
 from s3kv.core.indexfile import Header, Kind, encode, max_file_bytes
 from s3kv.core.pins import Pins
 from s3kv.core.records import EMPTY, RECORDS_MAX, TIME_MAX_S, RecordSet, merge
-from s3kv.core.requests import Create, Created, Get, Moment, Put, Steps, ask, work
+from s3kv.core.requests import Create, Created, Get, Listed, Moment, Put, Stat, Steps, ask, work
 from s3kv.errors import Denied, Transient
 
 ATTEMPTS: Final = 8
 """Slots tried in one call before `Transient`."""
+
+AGE_ROUNDING_S: Final = 2.0
+"""Stores tell times and ages in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +280,9 @@ class Sequencer:
         settings, snapshot = self._settings, self.follower.snapshot
         if now_s - self._planned_at_s >= settings.watermark_check_s:
             self._planned_at_s, self._forgetting = now_s, Forgetting()
+            unix_s = now.unix_s + now_s - now.monotonic_s
             if settings.limits.are_set and (yield from self._know_pins()):
-                unix_s = now.unix_s + now_s - now.monotonic_s
+                unix_s = min(unix_s, (yield from self._store_unix_s(unix_s)))
                 room = RECORDS_MAX - len(news)
                 self._forgetting = yield from work(
                     partial(
@@ -294,6 +298,17 @@ class Sequencer:
         if len(news) + len(self._forgetting.touches) > RECORDS_MAX:
             return Forgetting(snapshot.watermark_s)  # no room in this tick: the next one
         return self._forgetting
+
+    def _store_unix_s(self, own_s: float) -> Steps[float]:
+        """The store's clock, so that one that is fast here kills nothing early; ours if unknown."""
+        try:
+            reply = yield from ask(Stat(keys.namespace_key(self.follower.namespace)))
+        except (Transient, Denied):
+            return own_s
+        found = reply.value
+        if not isinstance(found, Listed) or found.age_s <= 0:
+            return own_s  # it does not tell
+        return found.modified_s + found.age_s + AGE_ROUNDING_S
 
     def _know_pins(self) -> Steps[bool]:
         """Whether all pinned sets could be read. If not, commits go on and nothing is forgotten."""

@@ -99,7 +99,7 @@ class IndexReader:
         self._newer: NewerFormat | None = None
         self._is_compared = False
         self._opened_or_refused = asyncio.Event()
-        self._polled_s = float("-inf")
+        self._polled_s = self._looked_s = float("-inf")
         self.duties = Duties(
             self._list_duties(), clock, self._rng, settings.backoff, settings.denied_level
         )
@@ -108,6 +108,14 @@ class IndexReader:
     def snapshot(self) -> Snapshot:
         """What is known now."""
         return self.follower.snapshot
+
+    @property
+    def is_unindexed(self) -> bool:
+        """Whether there is an archive and no log: then only the names tell what is there.
+
+        So it is where the store cannot carry an index, or somebody deleted it.
+        """
+        return self._is_compared and self.snapshot.head == 0
 
     @property
     def refused(self) -> str:
@@ -145,7 +153,7 @@ class IndexReader:
         if self._newer is not None:
             raise self._newer
         was_opened = self.snapshot.opened
-        if not self._is_compared and (not was_opened or self.snapshot.head):
+        if not self._is_compared and (self.snapshot.head or self._may_look_again()):
             # Absent means an empty archive: compared as soon as somebody begins to fill it.
             await self._compare()
         await self._perform(self.follower.poll() if was_opened else self.follower.open())
@@ -159,9 +167,13 @@ class IndexReader:
                 self.follower.skipped_count,
             )
 
+    def _may_look_again(self) -> bool:
+        return self._clock.monotonic_s() - self._looked_s > self._settings.head_ttl_s
+
     async def _compare(self) -> None:
         """Raises `Mismatch` if the bucket says that this namespace is something else."""
         key = namespace_key(self._namespace.id)
+        self._looked_s = self._clock.monotonic_s()
         try:
             document = await self._store.get(
                 key, max_bytes=MAX_DOCUMENT_BYTES, timeout_s=self._settings.request_timeout_s

@@ -223,6 +223,18 @@ class IndexWriter(IndexReader):
         self.counts.commits += 1
         self.counts.records_committed += sum(len(each.records) for each in batch)
 
+    async def describe_namespace(self) -> None:
+        """Write the namespace's fields where the store has no conditional PUT. Raises as `commit`.
+
+        Whoever writes them writes the same bytes, so an unconditional PUT cannot do harm.
+        """
+        if not self._is_compared:
+            await self._compare()
+        if not self._is_compared:
+            key, timeout_s = namespace_key(self._namespace.id), self._settings.request_timeout_s
+            await self._store.put(key, self._namespace.document, timeout_s=timeout_s)
+            self._is_compared = True
+
     async def _claim_namespace(self) -> None:
         """Nothing is written under a namespace before its fields lie there. Raises `Mismatch`."""
         if self._is_compared:

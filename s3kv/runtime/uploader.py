@@ -39,6 +39,7 @@ class SaveFate(Enum):
     FOUND = "found"
     FAILED = "failed"
     TOO_SLOW = "too_slow"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,17 @@ class Announcer(Protocol):
 
     async def disown(self, chunk_hash: BlockHash, block_count: int) -> None:
         """Record that a chunk is not there (any more)."""
+        ...
+
+    @property
+    def found_age_max_s(self) -> float:
+        """How old an object that is there already may be to be announced instead of uploaded: an
+        older one may be swept before the announcement is durable (R5)."""
+        ...
+
+    @property
+    def saves_paused(self) -> bool:
+        """Whether the fleet was asked to archive nothing for now."""
         ...
 
     def knows(self, chunk_hash: BlockHash) -> bool:
@@ -157,7 +169,7 @@ class Uploader:
                     fate = await self._store_shard(save)
             finally:
                 save.release()
-            if fate is not SaveFate.FOUND or not self._announcer.knows(save.identity.chunk_hash):
+            if self._is_news(fate, save.identity.chunk_hash):
                 fate = await self._announce(save.identity, fate, started_s)
         except S3KVError as error:
             save.end(SaveFate.FAILED, f"{type(error).__name__}: {error}")
@@ -167,7 +179,16 @@ class Uploader:
         else:
             save.end(fate, "")
 
+    def _is_news(self, fate: SaveFate, chunk_hash: BlockHash) -> bool:
+        if fate is SaveFate.PAUSED:
+            return False
+        return fate is not SaveFate.FOUND or not self._announcer.knows(chunk_hash)
+
     async def _store_shard(self, save: _Save) -> SaveFate:
+        if self._announcer.saves_paused:
+            # Hundreds of megabytes may wait here: a pause that they escape would be obeyed minutes
+            # later. What has been sent is announced, or it would be an orphan.
+            return SaveFate.PAUSED
         if not save.rewrite and await self._is_there(save.identity):
             return SaveFate.FOUND
         sealing = asyncio.get_running_loop().run_in_executor(
@@ -197,7 +218,7 @@ class Uploader:
         return (
             not isinstance(found, Missing)
             and found.size == self._geometry.shard_bytes(len(identity.block_hashes))
-            and found.age_s < self._settings.min_age_s / 2
+            and found.age_s < self._announcer.found_age_max_s
         )
 
     async def _announce(

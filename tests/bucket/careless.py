@@ -1,4 +1,7 @@
-"""A proxy that makes a store forget conditions: If-Match of a DELETE, ETags of DeleteObjects."""
+"""A proxy that makes a store forget conditions.
+
+Those are If-Match of a DELETE, ETags of DeleteObjects, and If-None-Match of a PUT.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ _ETAG = re.compile(rb"<ETag>.*?</ETag>")
 
 @asynccontextmanager
 async def careless_proxy(
-    target_url: str, *, forgets_batches: bool, forgets_singles: bool
+    target_url: str,
+    *,
+    forgets_batches: bool = False,
+    forgets_singles: bool = False,
+    forgets_creates: bool = False,
 ) -> AsyncIterator[str]:
     """Endpoint URL of the proxy, which lives in this event loop.
 
@@ -41,6 +48,8 @@ async def careless_proxy(
             body = _ETAG.sub(lambda found: b" " * len(found[0]), body)
         if forgets_singles and head.method == "DELETE":
             head = _without(head, "if-match")
+        if forgets_creates and head.method == "PUT":
+            head = _without(head, "if-none-match")
         return await store.exchange(head, body, client_out, None)
 
     async def accept(client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from s3kv.bucket.base import CREATED, Created
+from s3kv.bucket.s3 import S3Store
 from s3kv.connector.saves import SavePlanner
 from tests.engine.fixtures_lifecycle import (
     BLOCK_TOKENS,
@@ -122,3 +124,27 @@ def test_a_producer_only_saves_and_a_consumer_only_loads(archive: Archive) -> No
         running.ask(other)
         assert_whole(running)
     assert archive.shards() == shards
+
+
+def test_without_a_conditional_put_chunks_are_found_by_their_names(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ADR 0004: no index is written, and a restarted engine hits with its first request."""
+
+    async def careless(store: S3Store, key: str, body: bytes, *, timeout_s: float) -> Created:
+        await store.put(key, body, timeout_s=timeout_s)
+        return CREATED
+
+    monkeypatch.setattr(S3Store, "create", careless)
+    prompt, patience = prompt_of(2 * CHUNK_TOKENS, seed=30), {"lookup_deadline_s": 30.0}
+    with engine_on(archive, **patience) as running:
+        local = local_answer(running, prompt)
+        assert_whole(running)
+    assert len(archive.shards()) == 2
+    assert [name for name in archive.objects() if "/idx/" in name] == []
+    with engine_on(archive, **patience) as running:
+        warm = running.ask(prompt)
+        assert warm.hit_tokens == 2 * CHUNK_TOKENS - BLOCK_TOKENS
+        assert warm.token_ids == local.token_ids
+        assert_whole(running)
+    assert [name for name in archive.objects() if "/idx/" in name] == []

@@ -36,6 +36,8 @@ class FakeIndex:
     log: list[tuple[str, BlockHash, int]] = field(default_factory=list)
     listed: set[BlockHash] = field(default_factory=set)
     dead: set[BlockHash] = field(default_factory=set)
+    saves_paused: bool = False
+    found_age_max_s: float = BOUND_S
     error: S3KVError | None = None
     on_announce: Callable[[], None] = lambda: None
     was_durable: list[bool] = field(default_factory=list)

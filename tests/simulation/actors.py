@@ -46,12 +46,18 @@ class Engine:
     def __init__(self, world: World, faults: frozenset[str]) -> None:
         self.world = world
         self.faults = faults
+        self.skew_s = world.rng.choice(world.skews_s)
         self.sequencer = new_sequencer(world, faults, replace(SETTINGS, limits=world.limits))
         self.follower = self.sequencer.follower
         self.compactor = new_compactor(self.sequencer, faults)
         self.pending: list[tuple[RecordSet, float]] = []
         self.uncertain: set[int] = set()
         """Chunks of which this process knows, or may have written, what nobody promised."""
+
+    @property
+    def unix_s(self) -> float:
+        """As this process's clock has it."""
+        return self.world.now_s + self.skew_s
 
     def life(self) -> Process:
         yield from self.follower.open()
@@ -66,9 +72,9 @@ class Engine:
         now_s = self.world.now_s
         choice, chunk = self.world.rng.random(), self.world.rng.choice(CHUNK_FPS)
         if now_s >= self.sequencer.due(now_s) and choice < 0.3:
-            yield from self.sequencer.act(self.world.moment())
+            yield from self.sequencer.act(self.world.moment(self.skew_s))
             if self.sequencer.leads and self.world.now_s >= self.compactor.due(self.world.now_s):
-                yield from self.compactor.act(self.world.moment())
+                yield from self.compactor.act(self.world.moment(self.skew_s))
         elif choice < 0.5:
             yield from self.follower.poll()
         elif choice < 0.65:
@@ -118,13 +124,13 @@ class Engine:
     def _commit(self, chunk: int, first_s: float) -> Process:
         blocks = np.array([16], np.uint16)
         snapshot = self.follower.snapshot
-        records = snapshot.live_records(fps_of(chunk), blocks, self.world.now_s)
+        records = snapshot.live_records(fps_of(chunk), blocks, self.unix_s)
         by_s = float("inf") if "no_deadline" in self.faults else first_s + MIN_AGE // 2
         self.pending.append((records, by_s))
         yield from self._flush()
 
     def _report_dead(self, chunk: int) -> Process:
-        records = self.follower.snapshot.dead_records(fps_of(chunk), self.world.now_s)
+        records = self.follower.snapshot.dead_records(fps_of(chunk), self.unix_s)
         self.follower.note(records)
         self.uncertain.add(chunk)
         self.pending.append((records, float("inf")))
@@ -137,7 +143,7 @@ class Engine:
         self._check_durable(records)
         self.uncertain.update(int(fp) for fp in records.fps)
         by_s = min((each[1] for each in sent), default=float("inf"))
-        yield from self.sequencer.flush(records, self.world.moment(), by_s)
+        yield from self.sequencer.flush(records, self.world.moment(self.skew_s), by_s)
         self.pending = [each for each in self.pending if each not in sent]
         self.uncertain.difference_update(int(fp) for fp in records.fps)
         self.world.published.append(records)
@@ -145,7 +151,7 @@ class Engine:
     def _check_durable(self, records: RecordSet) -> None:
         for fp, flags in zip(records.fps.tolist(), records.flags.tolist(), strict=True):
             there = [shard(fp, writer) in self.world.store.objects for writer in range(SHARDS)]
-            if not flags & int(DEAD) and not all(there):
+            if not (flags & int(DEAD) or all(there) or fp in self.world.harmed):
                 self.world.errors.append(f"I1 announced chunk {fp} without its shards")
 
     def _load(self, chunk: int) -> Process:
@@ -193,24 +199,49 @@ def sweeper(world: World, faults: frozenset[str]) -> Process:
         grace_s=GRACE, min_age_s=MIN_AGE, renew_after_s=world.rng.choice((None, 2_000))
     )
     made = new_sweeper(world, faults, limits, rules)
+    skew_s = world.rng.choice(world.skews_s)
     yield from made.open()
     for _ in range(world.rng.choice((1, 3))):
-        yield from made.raise_watermark(world.moment())
+        yield from made.raise_watermark(world.moment(skew_s))
         for folder in FOLDERS:
-            (plan,) = yield from made.plan([folder], world.moment())
+            (plan,) = yield from made.plan([folder], world.moment(skew_s))
             if not made.problem:
-                yield from made.carry_out(plan, world.moment())
+                yield from made.carry_out(plan, world.moment(skew_s))
         for _ in range(world.rng.randrange(20)):
             yield Nop()
     for word in ("deleted", "replaced", "adopted", "reported_lost", "renewed"):
         world.counts[word] += getattr(made.deeds, word)
 
 
+def lifecycle(world: World) -> Process:
+    """A rule of the bucket, or an operator: deletes shards behind everybody's back."""
+    while True:
+        for _ in range(world.rng.randrange(20, 100)):
+            yield Nop()
+        names = world.store.keys("/data/")
+        if names:
+            gone = world.rng.choice(names)
+            found = keys.parse_shard_key(gone)
+            assert found is not None
+            world.harmed.add(int.from_bytes(found.chunk_hash[:8], "big"))
+            del world.store.objects[gone]
+            world.counts["harmed"] += 1
+
+
 def settle(world: World, engines: list[Engine]) -> Follower:
-    """Bring everything to rest: one last sequencer pass, then every survivor polls."""
+    """Bring everything to rest: a last sweep, a last sequencer, then every survivor polls.
+
+    The sweep finds what was harmed and nobody has used since.
+    """
     last = new_sequencer(world, frozenset(), SETTINGS)
+    finder = new_sweeper(world, frozenset(), Limits(), SweepRules(grace_s=GRACE, min_age_s=MIN_AGE))
 
     def pass_() -> Generator[Wish, core.Reply, None]:
+        if world.harmed:
+            yield from finder.open()
+            for plan in (yield from finder.plan(FOLDERS, world.moment())):
+                yield from finder.carry_out(plan, world.moment())
+            world.counts["reported_lost"] += finder.deeds.reported_lost
         yield from last.follower.open()
         yield from last.sequence(world.moment())
         yield from last.follower.poll()
@@ -260,6 +291,7 @@ def simulate(seed: int, faults: frozenset[str] = frozenset(), steps: int = 2_000
     world.store.has_conditional_put = "no_conditional_put" not in faults
     world.store.page_keys = world.rng.choice((3, 1_000))
     world.limits = Limits(ttl_s=world.rng.choice((None, None, 900)))
+    world.skews_s = world.rng.choice(((0,), (0,), (-20, 0, 20)))
     pin(world, faults)
     engines: dict[str, Engine] = {}
 
@@ -267,9 +299,12 @@ def simulate(seed: int, faults: frozenset[str] = frozenset(), steps: int = 2_000
         if name.startswith("engine"):
             engines[name] = Engine(world, faults)
             return engines[name].life()
+        if name == "lifecycle":
+            return lifecycle(world)
         return (compactor if name.startswith("compactor") else sweeper)(world, faults)
 
     names = ["engine0", "engine1", "engine2", "compactor", "sweeper0", "sweeper1"]
+    names += ["lifecycle"] * (world.rng.random() < 0.3)
     world.run(spawn, names, steps)
     last = settle(world, list(engines.values()))
     check(world, list(engines.values()), last)

@@ -56,8 +56,12 @@ class World:
         self.store.request_s = 0.0
         self.limits = Limits()
         """How far every engine is configured to forget."""
+        self.skews_s: tuple[float, ...] = (0,)
+        """How far clocks of engines may be off."""
         self.pinned: tuple[int, ...] = ()
         """Chunks of a pinned set."""
+        self.harmed: set[int] = set()
+        """Chunks whose shards somebody else deleted, as a lifecycle rule does."""
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
         self.trace: list[str] = []
@@ -69,9 +73,9 @@ class World:
     def now_s(self) -> float:
         return self.store.now_s
 
-    def moment(self) -> core.Moment:
-        """Unix and monotonic time are one here: nothing in the protocol compares them."""
-        return core.Moment(self.now_s, self.now_s)
+    def moment(self, skew_s: float = 0.0) -> core.Moment:
+        """Unix time is the store's, but for the skew of a process's clock."""
+        return core.Moment(self.now_s + skew_s, self.now_s)
 
     def run(self, spawn: Callable[[str], Process], names: list[str], steps: int) -> None:
         """Let the processes live; one that ends or crashes begins anew under its name."""

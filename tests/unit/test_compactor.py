@@ -58,7 +58,7 @@ def test_what_a_run_repeats_goes_when_the_run_is_older_than_the_margin() -> None
     assert live(new_engine(store, "r")) == [1, 2, 3, 4, 5, 0xFFFF]
 
 
-def test_a_run_from_the_beginning_leaves_out_what_is_below_the_watermark_only() -> None:
+def test_a_run_leaves_out_what_is_below_the_watermark_only() -> None:
     store = IndexStore()
     settings = SequencerSettings(limits=Limits(ttl_s=600), watermark_check_s=0)
     leader = leading_engine(store, settings=settings)

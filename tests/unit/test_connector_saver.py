@@ -123,7 +123,7 @@ def test_nothing_is_uploaded_before_the_store_has_shown_what_it_can_do(bench: Be
 
 def test_what_waited_for_a_store_that_cannot_be_written_is_given_up(bench: Bench) -> None:
     bench.save(1)
-    bench.saver.judge("no conditional PUT")
+    bench.saver.judge("the store refuses writes")
     assert bench.report() == ({1: 1}, {}, {1: "not_writable"})
     bench.save(2)
     assert bench.report() == ({2: 1}, {}, {2: "not_writable"})

@@ -20,7 +20,7 @@ from tests.fakes.clock import FakeClock
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")
-    from s3kv.connector.store_check import why_read_only, writable
+    from s3kv.connector.store_check import Verdict, judge, look_at_store
 
 NS = "0123456789abcdef0123456789abcdef"
 URI = "s3://bucket/prefix"
@@ -31,8 +31,8 @@ def settings_of(**more: Any) -> Settings:
     return parse_settings({"uri": URI, "ttl_s": "30d", **more})
 
 
-async def asked(store: ObjectStore, settings: Settings) -> str:
-    return await why_read_only(store, settings, NS, FakeClock())
+async def asked(store: ObjectStore, settings: Settings) -> Verdict:
+    return await look_at_store(store, settings, NS, FakeClock())
 
 
 class Unconditional(MemoryStore):
@@ -66,15 +66,13 @@ def lines(log: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 async def test_a_store_that_can_do_everything_is_written_to() -> None:
     store = MemoryStore()
-    assert await asked(store, settings_of()) == ""
+    assert await asked(store, settings_of()) == Verdict()
     assert store.objects == {}, "the probe cleans up"
 
 
 @pytest.mark.parametrize(
     ("store", "reason"),
     [
-        pytest.param(Unconditional(), "conditional PUT", id="If-None-Match ignored"),
-        pytest.param(refusing("create"), "conditional PUT", id="If-None-Match refused"),
         pytest.param(refusing("create", "put"), "refuses writes", id="read-only"),
         pytest.param(refusing("get"), "policy says no", id="unreadable"),
     ],
@@ -82,29 +80,48 @@ async def test_a_store_that_can_do_everything_is_written_to() -> None:
 async def test_what_cannot_be_written_safely_is_not_saved_to_and_says_why(
     store: ObjectStore, reason: str
 ) -> None:
-    assert reason in await asked(store, settings_of())
-
-
-async def test_an_unreadable_prefix_is_named_by_kind_of_error() -> None:
-    assert (await asked(refusing("get"), settings_of())).startswith("Denied: ")
+    assert reason in (await asked(store, settings_of())).read_only
 
 
 @pytest.mark.parametrize(
-    ("seen", "reason"),
+    "store",
     [
-        ({"writable": True, "conditional_put": True}, ""),
-        ({"writable": True, "conditional_put": False}, "conditional PUT"),
-        ({"writable": False, "conditional_put": False}, "refuses writes"),
+        pytest.param(Unconditional(), id="If-None-Match ignored"),
+        pytest.param(refusing("create"), id="If-None-Match refused"),
     ],
 )
-def test_saving_takes_writes_and_conditional_writes(seen: dict[str, Any], reason: str) -> None:
-    said = writable(Capabilities(readable=True, **seen))
-    assert reason in said
-    assert bool(said) == bool(reason)
+async def test_a_store_that_can_carry_no_index_is_served_by_names_and_says_what_that_costs(
+    store: ObjectStore, log: pytest.LogCaptureFixture
+) -> None:
+    assert await asked(store, settings_of()) == Verdict(names_only=True)
+    (warning,) = lines(log, logging.WARNING)
+    for part in ("If-None-Match", "ttl_s and max_bytes are not kept", "cannot be paused"):
+        assert part in warning
+
+
+async def test_an_unreadable_prefix_is_named_by_kind_of_error() -> None:
+    assert (await asked(refusing("get"), settings_of())).read_only.startswith("Denied: ")
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        ({"writable": True, "conditional_put": True}, Verdict()),
+        ({"writable": True, "conditional_put": False}, Verdict(names_only=True)),
+        (
+            {"writable": False, "conditional_put": False},
+            Verdict(read_only="the store refuses writes under this prefix"),
+        ),
+    ],
+)
+def test_saving_takes_writes_and_an_index_conditional_ones(
+    seen: dict[str, Any], verdict: Verdict
+) -> None:
+    assert judge(Capabilities(readable=True, **seen)) == verdict
 
 
 def test_saving_needs_neither_ranges_nor_listings_nor_deletes() -> None:
-    assert writable(Capabilities(readable=True, writable=True, conditional_put=True)) == ""
+    assert judge(Capabilities(readable=True, writable=True, conditional_put=True)) == Verdict()
 
 
 async def test_one_line_says_which_namespace_where_and_what_the_store_can_do(
@@ -157,14 +174,14 @@ async def test_a_store_that_does_not_answer_yet_is_asked_again_until_it_does(
 ) -> None:
     store, clock = Faulty(MemoryStore()), FakeClock()
     store.inject(Fail(Transient("no route")), "get", times=4)
-    asking = asyncio.create_task(why_read_only(store, settings_of(), NS, clock))
+    asking = asyncio.create_task(look_at_store(store, settings_of(), NS, clock))
     await clock.settle()
     assert not asking.done()
     (warning,) = lines(log, logging.WARNING)
     assert "no route" in warning
     await clock.advance(3_600.0)
     assert asking.done()
-    assert await asking == ""
+    assert await asking == Verdict()
     assert len(lines(log, logging.WARNING)) == 1, "said once"
     assert "create-if-absent=yes" in lines(log, logging.INFO)[-1]
 
@@ -173,17 +190,17 @@ async def test_what_is_found_out_when_the_store_answers_again_counts() -> None:
     store, clock = Faulty(MemoryStore()), FakeClock()
     store.inject(Fail(Transient("no route")), "create", times=1)
     store.inject(Fail(Denied("policy says no")), "create", "put", times=None)
-    asking = asyncio.create_task(why_read_only(store, settings_of(), NS, clock))
+    asking = asyncio.create_task(look_at_store(store, settings_of(), NS, clock))
     await clock.advance(3_600.0)
-    assert "refuses writes" in await asking
+    assert "refuses writes" in (await asking).read_only
 
 
 async def test_the_pauses_between_questions_grow_up_to_a_minute() -> None:
     store, clock = Faulty(MemoryStore()), FakeClock()
     store.inject(Fail(Transient("no route")), "get", times=None)
-    asking = asyncio.create_task(why_read_only(store, settings_of(), NS, clock))
+    asking = asyncio.create_task(look_at_store(store, settings_of(), NS, clock))
     await clock.advance(3_600.0)
     assert 60 <= len(store.calls) <= 70
     store.heal()
     await clock.advance(60.0)
-    assert await asking == ""
+    assert await asking == Verdict()

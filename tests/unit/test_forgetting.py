@@ -74,6 +74,7 @@ def test_pinned_chunks_take_their_room_and_are_never_chosen() -> None:
     limits = Limits(max_bytes=2 * 16 * 10, bytes_per_block=10)
     done = plan(used(100, 300, 200, 400), limits, pinned=[0])
     assert done.watermark_s == 301
+    assert plan(used(200, 300, 400), limits, pinned=[2]).watermark_s == 201
     everything = plan(used(100, 300), Limits(max_bytes=1, bytes_per_block=10), pinned=[0, 1])
     assert everything.kills is False
 

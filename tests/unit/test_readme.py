@@ -206,8 +206,28 @@ def test_every_index_rule_that_code_cites_is_written_down() -> None:
     text = (ROOT / "docs/adr/0002-index-on-the-bucket.md").read_text("utf-8")
     listed = {int(number) for number in re.findall(r"^\| R(\d) \|", text, re.MULTILINE)}
 
-    assert listed == set(range(1, 9))
+    assert listed == set(range(1, 10))
     assert cited(r"\bR(\d)\b", python_sources("s3kv", "tests")) <= listed
+
+
+def test_every_way_to_break_the_protocol_is_named_beside_its_rule() -> None:
+    text = (ROOT / "docs/adr/0002-index-on-the-bucket.md").read_text("utf-8")
+    named = {name for words in re.findall(NAMED_FAULTS, text) for name in ticked(words)}
+    tried = re.findall(r'^    "(\w+)": \w+,$', simulation("test_rules"), re.MULTILINE)
+    tried += re.findall(
+        r'"(\w+)"', simulation("test_simulation").split('"fault", [')[1].split("]")[0]
+    )
+
+    assert tried
+    assert all(f"`{name}`" in text for name in tried)
+    assert named <= set(tried)
+
+
+NAMED_FAULTS = r"(?:mutants?|story|stories) ((?:`\w+`(?:, )?)+)"
+
+
+def simulation(name: str) -> str:
+    return (ROOT / f"tests/simulation/{name}.py").read_text("utf-8")
 
 
 def test_the_architecture_lists_every_module_of_the_connector() -> None:

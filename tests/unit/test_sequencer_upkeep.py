@@ -10,7 +10,7 @@ from s3kv.core.forgetting import Limits
 from s3kv.core.ids import BlockHash
 from s3kv.core.pinset import encode_set, make_set
 from s3kv.core.records import RECORDS_MAX, make_records
-from s3kv.core.sequencer import SequencerSettings
+from s3kv.core.sequencer import Sequencer, SequencerSettings
 from tests.fakes.index_store import NS, IndexStore
 from tests.fakes.sequencers import chunk, leading_engine, live, new_engine, read_tick
 
@@ -147,3 +147,53 @@ def test_a_full_tick_leaves_the_watermark_to_the_next_one() -> None:
     after = new_engine(store, "r")
     assert after.follower.snapshot.watermark_s > now_s
     assert 1 in live(after)
+
+
+# ---------------------------------------------------------------- clocks
+
+
+def punctual_leader(store: IndexStore) -> Sequencer:
+    """One that has just written down a use, by a clock that agrees with the store's."""
+    settings = SequencerSettings(limits=Limits(ttl_s=600), watermark_check_s=0)
+    leader = new_engine(store, "l", settings)
+    store.run(leader.sequence(true_time(store), chunk(1, seen_s=int(store.now_s))))
+    assert leader.leads
+    return leader
+
+
+def true_time(store: IndexStore, skew_s: float = 0.0) -> core.Moment:
+    return core.Moment(store.now_s + skew_s, store.now_s)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_leader_whose_clock_is_an_hour_fast_kills_nothing_early(is_told: bool) -> None:
+    """Where the store tells its time, the earlier of both clocks counts."""
+    store = IndexStore()
+    if is_told:
+        store.carry_out(core.Put(keys.namespace_key(NS), b"{}"))
+    leader = punctual_leader(store)
+    store.now_s += 100
+    store.run(leader.sequence(true_time(store, 3_600)))
+    assert (1 in live(new_engine(store, "r"))) == is_told
+
+
+def test_a_leader_whose_clock_is_slow_forgets_later() -> None:
+    store = IndexStore()
+    store.carry_out(core.Put(keys.namespace_key(NS), b"{}"))
+    leader = punctual_leader(store)
+    store.now_s += 700
+    store.run(leader.sequence(true_time(store, -3_600)))
+    assert 1 in live(new_engine(store, "r"))
+    store.run(leader.sequence(true_time(store)))
+    assert 1 not in live(new_engine(store, "r"))
+
+
+def test_a_store_that_does_not_answer_for_its_clock_holds_up_no_commit() -> None:
+    store = IndexStore()
+    leader = punctual_leader(store)
+
+    def fails(request: core.Single) -> core.Value | None:
+        return core.Lost("reset") if isinstance(request, core.Stat) else None
+
+    store.run(leader.flush(chunk(2, seen_s=int(store.now_s)), true_time(store)), fails)
+    assert 2 in live(new_engine(store, "r"))

@@ -98,9 +98,15 @@ def test_a_shard_that_was_uploaded_since_is_not_condemned_with_its_old_record() 
 @pytest.mark.parametrize("records", [(), (used(1, 1),), (lost(1, 1),)])
 def test_what_is_younger_than_the_minimum_age_never_goes(records: tuple[RecordSet, ...]) -> None:
     young = [shard(1, 0, HOUR_S - 1)]  # its chunk is not even whole
-    done = plan(young, *records, held_s=WATERMARK_S)
+    done = plan(young, *records, held_s=int(NOW_S))
     assert (done.condemned, done.waiting_count) == ([], 1)
     assert not len(done.adopt)
+
+
+def test_a_whole_chunk_that_is_young_is_left_to_who_stores_it() -> None:
+    done = plan([shard(1, 0), shard(1, 1, HOUR_S - 1)])
+    assert not len(done.adopt)
+    assert done.waiting_count == WRITERS
 
 
 def test_what_was_reported_lost_goes_an_hour_after_the_report() -> None:
@@ -149,7 +155,7 @@ def test_a_chunk_of_a_size_that_no_chunk_has_goes() -> None:
 def test_shards_of_another_number_of_writers_are_another_chunk() -> None:
     alone = Listed(name_of(1, 0, 1), SIZE, NOW_S - 10 * HOUR_S, 10 * HOUR_S, "x")
     done = plan([*shards(1), alone], used(1, WATERMARK_S))
-    assert done.condemned == []
+    assert (done.condemned, done.kept_count) == ([], WRITERS + 1)
     assert not len(done.lost)
 
 

@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from s3kv.connector import worker as worker_module
     from s3kv.connector.messages import NamespaceTicket
+    from s3kv.connector.store_check import Verdict
     from s3kv.connector.worker import WorkerSide
 
 NAMESPACE = make_namespace()
@@ -49,21 +50,21 @@ class InstantCopier:
         return 0
 
 
-class Verdict:
+class LateVerdict:
     """Stands for the start-up look at the store: answers when shutdown waits for it, or never."""
 
     def __init__(self, *, answers: bool) -> None:
         self.answers = answers
         self.asked = threading.Event()
 
-    async def __call__(self, *_: object) -> str:
+    async def __call__(self, *_: object) -> Verdict:
         self.asked.set()
         while not (self.answers and any(_is_closing(task) for task in asyncio.all_tasks())):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         # Once more, so that a shutdown which does not wait is through by now.
         for _turn in range(10):
             await asyncio.sleep(0)
-        return ""
+        return Verdict()
 
 
 def _is_closing(task: asyncio.Task[Any]) -> bool:
@@ -106,8 +107,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def open_archive(bench: Bench, monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
-    verdict = Verdict(answers=answers)
-    monkeypatch.setattr(worker_module, "why_read_only", verdict)
+    verdict = LateVerdict(answers=answers)
+    monkeypatch.setattr(worker_module, "look_at_store", verdict)
     bench.side.register({})
     bench.side.open(Plan(NamespaceTicket(NAMESPACE.document)))
     assert verdict.asked.wait(20)
