@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from s3kv.connector.tracked import Tracked
-from s3kv.core.chunking import Chunk, full_chunks, prompt_chunks
+from s3kv.core.chunking import Chunk, full_chunks, prompt_chunks, tail_candidates
+from s3kv.core.explaining import why_absent
 from s3kv.core.ids import BlockHash, fingerprint, fingerprints
 from s3kv.core.lookup import Lookup, Match, Miss, Unknown, match
+from s3kv.core.reasons import MissReason
 from s3kv.core.snapshot import Snapshot
 from s3kv.errors import S3KVError
 
@@ -64,15 +66,16 @@ class LookupDesk:
         """The archived prefix of a request's chain, counting what the engine has as present."""
         snapshot = self._view.snapshot
         if snapshot.pause.loads:
-            return Miss("paused")
+            return Miss(MissReason.PAUSED)
         if snapshot.opened and snapshot.is_fresh(now_s):
             found = self._in_memory(snapshot, tracked, local_blocks, now_s)
             if self._probe_mode != "fresh":
                 return found
             return self._beyond(tracked, found, now_s)
         if self._probe_mode == "off":
+            reason = MissReason.STALE if snapshot.opened else MissReason.INDEX_NOT_OPEN
             late = now_s - tracked.started_s > self._deadline_s
-            return Miss("index_not_open" if not snapshot.opened else "stale") if late else Unknown()
+            return Miss(reason) if late else Unknown()
         return self._probed(tracked, now_s)
 
     def _in_memory(
@@ -90,7 +93,13 @@ class LookupDesk:
                 there &= ~np.isin(fps, avoided)
             return there | np.isin(fps, held) if len(held) else there
 
-        return match(present, chain, geometry.chunk_blocks, geometry.min_tail_blocks)
+        found = match(present, chain, geometry.chunk_blocks, geometry.min_tail_blocks)
+        if found != Miss(MissReason.ABSENT):
+            return found
+        tails = tail_candidates(chain, geometry.chunk_blocks, 0, geometry.min_tail_blocks)
+        first = [*chain[geometry.chunk_blocks - 1 : geometry.chunk_blocks]]
+        first += [tail.chunk_hash for tail in tails]
+        return Miss(why_absent(snapshot, fingerprints(first)))
 
     def _avoided_now(self, now_s: float) -> NDArray[np.uint64]:
         if self._avoided:
@@ -101,17 +110,17 @@ class LookupDesk:
         late = now_s - tracked.started_s > self._deadline_s
         if tracked.probe is None:
             if late:
-                return Miss("lookup_deadline")
+                return Miss(MissReason.LOOKUP_DEADLINE)
             tracked.probe = self._start_probe(tracked, now_s)
         if not tracked.probe.done():
-            return Miss("lookup_deadline") if late else Unknown()
+            return Miss(MissReason.LOOKUP_DEADLINE) if late else Unknown()
         try:
             chunks = tracked.probe.result()
         except (S3KVError, TimeoutError) as error:
             logger.debug("s3kv: probe failed: %s", error)
-            return Miss("probe_failed")
+            return Miss(MissReason.PROBE_FAILED)
         chunks = self._without_avoided(chunks, now_s)
-        return Match(chunks) if chunks else Miss("absent")
+        return Match(chunks) if chunks else Miss(MissReason.ABSENT)
 
     def _start_probe(self, tracked: Tracked, now_s: float) -> Future[tuple[Chunk, ...]]:
         geometry = tracked.geometry

@@ -8,6 +8,7 @@ from s3kv.connector.loads import LoadBook
 from s3kv.connector.tracked import MAX_LOAD_ATTEMPTS, Promise, Tracked
 from s3kv.core.lookup import Match, Miss, Unknown
 from s3kv.core.plans import usable_blocks
+from s3kv.core.reasons import MissReason
 
 
 class Offers:
@@ -19,19 +20,19 @@ class Offers:
         self._settings = settings
         self._loads = loads
 
-    def refusal_of(self, tracked: Tracked) -> str:
-        """Why nothing may be loaded for this request, whatever is archived; empty if it may."""
+    def refusal_of(self, tracked: Tracked) -> MissReason | None:
+        """Why nothing may be loaded for this request, whatever is archived; None if it may."""
         if tracked.refusal:
             return tracked.refusal
         if not self._facts.loads:
-            return "role"
+            return MissReason.ROLE
         if not tracked.options.load:
-            return "not_wanted"
+            return MissReason.NOT_WANTED
         if tracked.request.skip_reading_prefix_cache:
-            return "prefix_cache_skipped"
+            return MissReason.PREFIX_CACHE_SKIPPED
         if tracked.attempts >= MAX_LOAD_ATTEMPTS:
-            return "attempts_used"
-        return ""
+            return MissReason.ATTEMPTS_USED
+        return None
 
     def offer(
         self, tracked: Tracked, found: Match, local_blocks: int, now_s: float
@@ -47,7 +48,7 @@ class Offers:
             self._settings.min_load_tokens,
         )
         if end_block <= local_blocks:
-            return Miss("nothing_beyond_local")
+            return Miss(MissReason.NOTHING_BEYOND_LOCAL)
         wanted = [
             c for c in found.chunks if c.end_block > local_blocks and c.start_block < end_block
         ]

@@ -29,10 +29,11 @@ from s3kv.connector.offers import Offers
 from s3kv.connector.pins import PinBoard
 from s3kv.connector.saves import SaveContext, SavePlanner, address_of
 from s3kv.connector.scheduler_archive import SchedulerArchive, SchedulerClients
-from s3kv.connector.tracked import ChainGeometry, Promise, Tracked, track
+from s3kv.connector.tracked import ChainGeometry, Promise, RequestTotals, Tracked, track
 from s3kv.core.chunking import chunk_blocks_for
 from s3kv.core.ids import BlockHash
 from s3kv.core.lookup import Match, Miss, Unknown
+from s3kv.core.reasons import MissReason
 from s3kv.runtime.clock import Clock
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class SchedulerSide:
         self._loads = LoadBook()
         self._offers = Offers(facts, settings, self._loads)
         self._tracked: dict[str, Tracked] = {}
+        self._totals = RequestTotals()
         self._postponed: list[Report] = []
         self._touched: list[tuple[BlockHash, int]] = []
         self._forgotten: list[tuple[BlockHash, int]] = []
@@ -130,15 +132,15 @@ class SchedulerSide:
             self._tracked[request.request_id] = tracked
         return tracked
 
-    def _refusal_of(self, tracked: Tracked) -> str:
-        """Why nothing is loaded for this request, as one word for the miss counter."""
+    def _refusal_of(self, tracked: Tracked) -> MissReason | None:
+        """Why nothing is loaded for this request."""
         reason = self._offers.refusal_of(tracked)
         if reason:
             return reason
         self._open_archive()
         if self._archive is None or self._desk is None:
-            return "no_namespace"
-        return "refused" if self._archive.refused else ""
+            return MissReason.NO_NAMESPACE
+        return MissReason.REFUSED if self._archive.refused else None
 
     def matched(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `local_tokens` that can be loaded; (None, False) = ask again."""
@@ -148,7 +150,7 @@ class SchedulerSide:
         tracked.promise = None
         reason = self._refusal_of(tracked)
         if reason or self._desk is None:
-            return self._miss(tracked, reason)
+            return self._miss(tracked, reason or MissReason.NO_NAMESPACE)
         local_blocks = local_tokens // self._facts.block_tokens
         now_s = self._clock.monotonic_s()
         found = self._desk.look_up(tracked, local_blocks, now_s)
@@ -160,8 +162,9 @@ class SchedulerSide:
             case Match():
                 return self._offer(tracked, found, local_blocks, now_s)
 
-    def _miss(self, tracked: Tracked, reason: str) -> tuple[int, bool]:
-        if tracked.miss_reason != "load_failed":  # what the look-up after it says explains nothing
+    def _miss(self, tracked: Tracked, reason: MissReason) -> tuple[int, bool]:
+        # What the look-up after a failed load says explains nothing.
+        if tracked.miss_reason is not MissReason.LOAD_FAILED:
             tracked.miss_reason = reason
         return 0, False
 
@@ -287,7 +290,7 @@ class SchedulerSide:
             tracked.external_tokens += arrived * self._facts.block_tokens
             tracked.load_s += load_s.get(request_id, 0.0)
             if arrived < block_count:
-                tracked.miss_reason = "load_failed"
+                tracked.miss_reason = MissReason.LOAD_FAILED
         if isinstance(report, Report):
             self._absorb_report(report)
 
@@ -326,7 +329,10 @@ class SchedulerSide:
         """A request ended; returns the report to its client."""
         tracked = self._tracked.get(request.request_id)
         self.forget(request)
-        return tracked.client_report() if tracked is not None else None
+        if tracked is None:
+            return None
+        self._totals.add(tracked)
+        return tracked.client_report()
 
     def forget(self, request: Request) -> None:
         """A request is gone; a load of it that still runs may stop."""
@@ -361,3 +367,4 @@ class SchedulerSide:
         if self._archive is not None:
             self._archive.close()
         self._clients.close()
+        self._totals.log()

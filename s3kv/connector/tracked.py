@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 from s3kv.config import RequestOptions, parse_request_options
 from s3kv.core.chunking import Chunk, block_chain, prompt_chunks
 from s3kv.core.ids import BlockHash
+from s3kv.core.reasons import MissReason
 from s3kv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ class Promise:
 class Tracked:
     """One request. Owned by the engine's scheduling thread.
 
-    refusal: why this request takes no part (word for the report), or empty; started_s: monotonic
+    refusal: why this request takes no part, or None; started_s: monotonic
     time of the first lookup; probe: HEADs under way for it; external_tokens: tokens that a load
     really delivered; load_s: how long loads took.
     """
@@ -65,14 +68,14 @@ class Tracked:
     request: Request
     options: RequestOptions
     geometry: ChainGeometry
-    refusal: str
+    refusal: MissReason | None
     started_s: float
     probe: Future[tuple[Chunk, ...]] | None = None
     promise: Promise | None = None
     attempts: int = 0
     external_tokens: int = 0
     load_s: float = 0.0
-    miss_reason: str = ""
+    miss_reason: MissReason | None = None
     save_chunks: list[Chunk] = field(default_factory=list)
     next_save: int = 0
     waits_since_s: float | None = None
@@ -85,9 +88,16 @@ class Tracked:
             "hit_tokens": self.external_tokens,
             "load_s": round(self.load_s, 6),
         }
-        if not self.external_tokens or self.miss_reason == "load_failed":
-            report["miss_reason"] = self.miss_reason or "not_looked_up"
+        if self.missed_by is not None:
+            report["miss_reason"] = self.missed_by.value
         return {"s3kv": report}
+
+    @property
+    def missed_by(self) -> MissReason | None:
+        """Why nothing came, or less than was promised; None if all is well."""
+        if self.external_tokens and self.miss_reason is not MissReason.LOAD_FAILED:
+            return None
+        return self.miss_reason or MissReason.NOT_LOOKED_UP
 
     def chain(self) -> list[BlockHash]:
         """Hashes of all full blocks so far, one per scheduler block (grows with decoding)."""
@@ -100,22 +110,54 @@ class Tracked:
         return self._chain
 
 
+@dataclass(slots=True)
+class RequestTotals:
+    """What became of all requests that have ended. Owned by the engine's scheduling thread.
+
+    misses: by reason, as their clients were told.
+    """
+
+    count: int = 0
+    hit_count: int = 0
+    hit_tokens: int = 0
+    misses: Counter[MissReason] = field(default_factory=Counter)
+
+    def add(self, tracked: Tracked) -> None:
+        """One more has ended."""
+        self.count += 1
+        self.hit_count += tracked.external_tokens > 0
+        self.hit_tokens += tracked.external_tokens
+        if tracked.missed_by is not None:
+            self.misses[tracked.missed_by] += 1
+
+    def log(self) -> None:
+        """One line for whoever looks at how well the archive did."""
+        summary = {
+            "side": "scheduler",
+            "ended_requests": self.count,
+            "hit_requests": self.hit_count,
+            "hit_tokens": self.hit_tokens,
+            "misses": {reason.value: count for reason, count in self.misses.items()},
+        }
+        logger.info("s3kv: summary %s", json.dumps(summary, sort_keys=True))
+
+
 def track(request: Request, geometry: ChainGeometry, now_s: float) -> Tracked:
     """Start to remember a request; one with bad per-request options takes no part, and says so."""
     params: Mapping[str, object] = request.kv_transfer_params or {}
-    refusal = "adapter" if request.lora_request is not None else ""
+    refusal = MissReason.ADAPTER if request.lora_request is not None else None
     if any(not CONTENT_ID.fullmatch(str(f.identifier)) for f in request.mm_features or ()):
         # The client named its images itself, or the engine numbered them: no digest of content.
-        refusal = "named_media"
+        refusal = MissReason.NAMED_MEDIA
     try:
         options = parse_request_options(params.get("s3kv"))
     except ConfigError as error:
         logger.warning("s3kv: request %s: %s", request.request_id, error)
-        options, refusal = parse_request_options(None), "bad_options"
+        options, refusal = parse_request_options(None), MissReason.BAD_OPTIONS
     tracked = Tracked(
         request=request, options=options, geometry=geometry, refusal=refusal, started_s=now_s
     )
-    if not refusal:
+    if refusal is None:
         chain = tracked.chain()
         prompt_blocks = min(request.num_prompt_tokens // geometry.block_tokens, len(chain))
         tracked.save_chunks = prompt_chunks(

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from s3kv.core.chunking import Chunk, full_chunks, tail_candidates
 from s3kv.core.ids import BlockHash, fingerprints
-
-MISS_SHORT: Final = "short"
-"""The chain has no chunk that could be archived: fewer blocks than the smallest tail."""
-MISS_ABSENT: Final = "absent"
-"""Chunks were looked for, and already the first of them is not in the index."""
+from s3kv.core.reasons import MissReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +44,9 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Nothing to load; `reason` is one word for the metric and the report to the client."""
+    """Nothing to load, and why."""
 
-    reason: str
+    reason: MissReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,7 @@ def match(
             found.append(tails[int(tail_present.argmax())])
     if found:
         return Match(tuple(found))
-    return Miss(MISS_ABSENT if names or tails else MISS_SHORT)
+    return Miss(MissReason.ABSENT if names or tails else MissReason.SHORT)
 
 
 def _leading(flags: NDArray[np.bool_]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from s3kv.bucket.base import ObjectStore
 from s3kv.core.chunking import chunk_blocks_for
 from s3kv.core.follower import Follower
+from s3kv.core.forgetting import Limits
 from s3kv.core.geometry import GroupGeometry, ShardGeometry
 from s3kv.core.ids import ZERO_HASH, BlockHash, fingerprints
 from s3kv.core.keys import namespace_key, shard_key
@@ -84,7 +85,7 @@ async def _announce(store: ObjectStore, namespace: Namespace, chunks: list[Block
     clock = Clock()
     follower = Follower(namespace.id, 60.0)
     sequencer = Sequencer(
-        follower, bytes(range(16)), SequencerSettings(ttl_s=3600), random.Random(0)
+        follower, bytes(range(16)), SequencerSettings(limits=Limits(ttl_s=3600)), random.Random(0)
     )
     now = Moment(clock.unix_s(), clock.monotonic_s())
     lost = _hashes("lost", 1)

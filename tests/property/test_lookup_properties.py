@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from s3kv.core.chunking import prompt_chunks
 from s3kv.core.ids import BlockHash, fingerprint
-from s3kv.core.lookup import MISS_ABSENT, MISS_SHORT, Match, Miss, match
+from s3kv.core.lookup import Match, Miss, match
+from s3kv.core.reasons import MissReason
 from tests.property.strategies import chain_of, chains
 
 
@@ -82,4 +83,4 @@ def test_a_miss_says_whether_there_was_anything_to_look_for(
     found = match(index_of(set()), chain, size, min_tail)
 
     smallest = min(size, max(1, min_tail))
-    assert found == Miss(MISS_ABSENT if len(chain) >= smallest else MISS_SHORT)
+    assert found == Miss(MissReason.ABSENT if len(chain) >= smallest else MissReason.SHORT)

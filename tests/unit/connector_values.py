@@ -34,7 +34,7 @@ with warnings.catch_warnings():
     from s3kv.connector.saver import Saver
     from s3kv.connector.saves import PIN_REPORT_S, SaveContext, SavePlanner, address_of
     from s3kv.connector.staging import Staging
-    from s3kv.connector.tracked import ChainGeometry, Promise, Tracked, track
+    from s3kv.connector.tracked import ChainGeometry, Promise, RequestTotals, Tracked, track
     from s3kv.connector.worker_archive import WorkerArchive
 
 from s3kv.core.ids import BlockHash, NamespaceId
@@ -63,6 +63,7 @@ __all__ = [
     "Plan",
     "Promise",
     "Report",
+    "RequestTotals",
     "SaveContext",
     "SaveJob",
     "SavePlanner",

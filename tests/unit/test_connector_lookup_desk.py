@@ -13,6 +13,8 @@ import pytest
 from s3kv.core.chunking import Chunk
 from s3kv.core.ids import BlockHash, fingerprints
 from s3kv.core.lookup import Match, Miss, Unknown
+from s3kv.core.packed import pack
+from s3kv.core.reasons import MissReason
 from s3kv.core.records import make_records
 from s3kv.core.snapshot import Pause, Snapshot
 from s3kv.errors import Denied, Transient
@@ -38,7 +40,7 @@ def snapshot(*present: BlockHash, **changes: Any) -> Snapshot:
     fps = np.sort(fingerprints(list(present)))
     blocks = np.full(len(fps), 4, np.uint16)
     records = make_records(fps, np.full(len(fps), 5_000, np.uint32), blocks)
-    return Snapshot(base=records, opened=True, head_seen_s=NOW, **changes)
+    return Snapshot(base=pack(records), opened=True, head_seen_s=NOW, **changes)
 
 
 class View:
@@ -74,7 +76,7 @@ def blocks_of(found: object) -> int:
 def test_a_fresh_index_answers_at_once_and_asks_nobody() -> None:
     view = View(snapshot(CHAIN[3], CHAIN[7]))
     assert blocks_of(desk_on(view).look_up(request(), 0, NOW)) == 8
-    assert desk_on(View(snapshot())).look_up(request(), 0, NOW) == Miss("absent")
+    assert desk_on(View(snapshot())).look_up(request(), 0, NOW) == Miss(MissReason.ABSENT)
     assert view.probes == []
 
 
@@ -85,13 +87,26 @@ def test_a_tail_of_an_earlier_prompt_is_found() -> None:
 
 def test_what_the_engine_holds_itself_bridges_a_hole() -> None:
     view = View(snapshot(CHAIN[7], CHAIN[11]))
-    assert desk_on(view).look_up(request(), 0, NOW) == Miss("absent")
+    assert desk_on(view).look_up(request(), 0, NOW) == Miss(MissReason.ABSENT)
     assert blocks_of(desk_on(view).look_up(request(), 4, NOW)) == 12
 
 
 def test_a_fleet_that_is_paused_loads_nothing() -> None:
     view = View(snapshot(CHAIN[3], pause=Pause(loads=True)))
-    assert desk_on(view).look_up(request(), 0, NOW) == Miss("paused")
+    assert desk_on(view).look_up(request(), 0, NOW) == Miss(MissReason.PAUSED)
+
+
+def test_a_miss_says_whether_the_first_chunk_was_ever_there() -> None:
+    def reason(known: Snapshot) -> object:
+        return desk_on(View(known)).look_up(request(), 0, NOW)
+
+    lost = Snapshot().dead_records(fingerprints([CHAIN[3]]), 5_000.0)
+    assert reason(snapshot(CHAIN[7])) == Miss(MissReason.ABSENT)
+    assert reason(snapshot(CHAIN[3], watermark_s=5_001)) == Miss(MissReason.EXPIRED)
+    assert reason(snapshot(CHAIN[2], watermark_s=5_001)) == Miss(MissReason.EXPIRED)
+    assert reason(snapshot().absorb(lost)) == Miss(MissReason.LOST)
+    short = desk_on(View(snapshot(watermark_s=5_001))).look_up(request(BLOCK), 0, NOW)
+    assert short == Miss(MissReason.SHORT)
 
 
 # ------------------------------------------------------------------------- avoiding
@@ -107,7 +122,7 @@ def test_a_chunk_archived_anew_is_offered_again_at_once() -> None:
     desk = desk_on(View(snapshot(CHAIN[3])))
     desk.avoid(CHAIN[3], NOW, lost=True)
     assert desk.is_lost(CHAIN[3])
-    assert desk.look_up(request(), 0, NOW) == Miss("absent")
+    assert desk.look_up(request(), 0, NOW) == Miss(MissReason.ABSENT)
     desk.welcome(CHAIN[3])
     assert not desk.is_lost(CHAIN[3])
     assert blocks_of(desk.look_up(request(), 0, NOW)) == 4
@@ -162,16 +177,16 @@ def test_a_probe_that_found_nothing_is_a_miss() -> None:
     desk, one = desk_on(view), request()
     desk.look_up(one, 0, NOW)
     view.answer.set_result(())
-    assert desk.look_up(one, 0, NOW) == Miss("absent")
+    assert desk.look_up(one, 0, NOW) == Miss(MissReason.ABSENT)
 
 
 def test_a_lookup_never_waits_longer_than_its_deadline() -> None:
     view = View(CLOSED)
     desk, one = desk_on(view), request()
     assert desk.look_up(one, 0, NOW + DEADLINE_S * 0.9) == Unknown()
-    assert desk.look_up(one, 0, NOW + DEADLINE_S + 0.01) == Miss("lookup_deadline")
+    assert desk.look_up(one, 0, NOW + DEADLINE_S + 0.01) == Miss(MissReason.LOOKUP_DEADLINE)
     late = request()
-    assert desk.look_up(late, 0, NOW + 9.0) == Miss("lookup_deadline")
+    assert desk.look_up(late, 0, NOW + 9.0) == Miss(MissReason.LOOKUP_DEADLINE)
     assert len(view.probes) == 1, "nothing is asked that cannot be answered in time"
 
 
@@ -181,7 +196,7 @@ def test_a_failed_probe_is_a_miss(error: Exception) -> None:
     desk, one = desk_on(view), request()
     desk.look_up(one, 0, NOW)
     view.answer.set_exception(error)
-    assert desk.look_up(one, 0, NOW) == Miss("probe_failed")
+    assert desk.look_up(one, 0, NOW) == Miss(MissReason.PROBE_FAILED)
 
 
 def test_a_probe_does_not_bring_back_what_is_avoided_or_lost() -> None:
@@ -193,12 +208,16 @@ def test_a_probe_does_not_bring_back_what_is_avoided_or_lost() -> None:
     assert blocks_of(desk.look_up(one, 0, NOW)) == 4
 
 
-@pytest.mark.parametrize(("known", "word"), [(STALE, "stale"), (CLOSED, "index_not_open")])
-def test_with_probes_off_the_index_has_until_the_deadline(known: Snapshot, word: str) -> None:
+@pytest.mark.parametrize(
+    ("known", "reason"), [(STALE, MissReason.STALE), (CLOSED, MissReason.INDEX_NOT_OPEN)]
+)
+def test_with_probes_off_the_index_has_until_the_deadline(
+    known: Snapshot, reason: MissReason
+) -> None:
     view = View(known)
     desk, one = desk_on(view, "off"), request()
     assert desk.look_up(one, 0, NOW) == Unknown()
-    assert desk.look_up(one, 0, NOW + DEADLINE_S + 0.01) == Miss(word)
+    assert desk.look_up(one, 0, NOW + DEADLINE_S + 0.01) == Miss(reason)
     assert view.probes == []
 
 

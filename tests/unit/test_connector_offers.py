@@ -11,6 +11,7 @@ from s3kv.config import parse_settings
 from s3kv.core.chunking import Chunk, prompt_chunks
 from s3kv.core.ids import BlockHash
 from s3kv.core.lookup import Match, Miss, Unknown
+from s3kv.core.reasons import MissReason
 from tests.unit.connector_values import (
     BLOCK,
     GEOMETRY,
@@ -69,9 +70,9 @@ def begin(book: LoadBook, name: str, chunks: tuple[Chunk, ...]) -> None:
 @pytest.mark.parametrize(
     ("request_fields", "word"),
     [
-        pytest.param({}, "", id="plain"),
-        pytest.param(options(load=True), "", id="asked for"),
-        pytest.param(options(save=False), "", id="without a save"),
+        pytest.param({}, None, id="plain"),
+        pytest.param(options(load=True), None, id="asked for"),
+        pytest.param(options(save=False), None, id="without a save"),
         pytest.param(options(load=False), "not_wanted", id="not wanted"),
         pytest.param({"skip_reading_prefix_cache": True}, "prefix_cache_skipped", id="skipped"),
         pytest.param({"lora_request": object()}, "adapter", id="adapter"),
@@ -79,7 +80,7 @@ def begin(book: LoadBook, name: str, chunks: tuple[Chunk, ...]) -> None:
     ],
 )
 def test_a_request_that_may_not_load_has_one_word_for_it(
-    request_fields: dict[str, Any], word: str
+    request_fields: dict[str, Any], word: str | None
 ) -> None:
     assert offers_of().refusal_of(tracked(**request_fields)) == word
 
@@ -92,7 +93,7 @@ def test_an_engine_that_only_produces_loads_nothing() -> None:
 def test_a_request_is_offered_loads_a_few_times_only(attempts: int) -> None:
     one = tracked()
     one.attempts = attempts
-    word = "attempts_used" if attempts >= MAX_LOAD_ATTEMPTS else ""
+    word = MissReason.ATTEMPTS_USED if attempts >= MAX_LOAD_ATTEMPTS else None
     assert offers_of().refusal_of(one) == word
 
 
@@ -110,7 +111,7 @@ def test_the_engine_keeps_a_token_to_compute() -> None:
 @pytest.mark.parametrize("local_blocks", [13, 14])
 def test_a_match_that_the_engine_holds_itself_is_a_miss(local_blocks: int) -> None:
     offered = offers_of().offer(tracked(14 * BLOCK), FOUND, local_blocks, 0.0)
-    assert offered == Miss("nothing_beyond_local")
+    assert offered == Miss(MissReason.NOTHING_BEYOND_LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_a_hit_shorter_than_min_load_tokens_is_computed(
     offers = offers_of(min_load_tokens=min_load_tokens)
     offered = offers.offer(tracked(), FOUND, local_blocks, 0.0)
     if end_block is None:
-        assert offered == Miss("nothing_beyond_local")
+        assert offered == Miss(MissReason.NOTHING_BEYOND_LOCAL)
     else:
         assert end_of(offered) == end_block
 
@@ -150,7 +151,7 @@ def test_a_request_s_max_load_tokens_ends_the_promise_at_a_block(
     one = tracked(**options(max_load_tokens=max_load_tokens))
     offered = offers_of().offer(one, FOUND, local_blocks, 0.0)
     if end_block is None:
-        assert offered == Miss("nothing_beyond_local")
+        assert offered == Miss(MissReason.NOTHING_BEYOND_LOCAL)
     else:
         assert end_of(offered) == end_block
 
@@ -200,4 +201,4 @@ def test_a_hit_too_short_to_load_is_a_miss_at_once_even_while_another_loads_it()
     book = LoadBook()
     begin(book, "other", CHUNKS[:1])
     offers = offers_of(book, min_load_tokens=100 * BLOCK)
-    assert offers.offer(tracked(), FOUND, 0, 500.0) == Miss("nothing_beyond_local")
+    assert offers.offer(tracked(), FOUND, 0, 500.0) == Miss(MissReason.NOTHING_BEYOND_LOCAL)

@@ -119,6 +119,19 @@ def test_a_request_that_ends_twice_is_reported_once() -> None:
     assert bench.side.finished(request) is None
 
 
+def test_every_ended_request_is_counted_once_and_a_miss_by_its_reason() -> None:
+    bench, request = Bench(), Bench().request()
+    bench.side.matched(request, 0)
+    bench.side.finished(request)
+    bench.side.finished(request)
+    bench.archive.note([(name, 4) for name in CHUNK_ENDS[:1]], dead=True)
+    again = bench.request("again")
+    bench.side.matched(again, 0)
+    bench.side.finished(again)
+    totals = bench.side._totals
+    assert (totals.count, totals.misses) == (2, {"absent": 1, "lost": 1})
+
+
 def test_a_request_that_ends_before_its_first_lookup_says_so() -> None:
     bench, request = Bench(opened=False), Bench().request()
     bench.side.arrived(request)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from s3kv.core.reasons import MissReason
 from tests.unit.connector_values import (
     BLOCK,
     GEOMETRY,
     ChainGeometry,
     FakeRequest,
     Promise,
+    RequestTotals,
     Tracked,
     chain_of,
     track,
@@ -61,8 +65,8 @@ def test_finer_engine_hashes_become_one_per_block() -> None:
 
 
 def test_a_request_with_an_adapter_takes_no_part() -> None:
-    assert tracked(64, lora_request=object()).refusal == "adapter"
-    assert tracked(64).refusal == ""
+    assert tracked(64, lora_request=object()).refusal is MissReason.ADAPTER
+    assert tracked(64).refusal is None
 
 
 @pytest.mark.parametrize("params", [None, {}, {"s3kv": None}, {"somebody": {"else": 1}}])
@@ -80,7 +84,7 @@ def test_options_of_a_request_are_read() -> None:
 @pytest.mark.parametrize("bad", [7, "load", ["load"], {"laod": True}, {"load": 1}])
 def test_bad_options_are_refused(bad: object) -> None:
     one = tracked(64, kv_transfer_params={"s3kv": bad})
-    assert one.refusal == "bad_options"
+    assert one.refusal is MissReason.BAD_OPTIONS
     assert one.save_chunks == []
 
 
@@ -91,15 +95,17 @@ def test_a_promise_counts_the_blocks_that_will_be_written() -> None:
 @pytest.mark.parametrize(
     ("name", "refusal"),
     [
-        ("ab" * 32, ""),
-        ("ab" * 64, ""),
-        ("img1", "named_media"),
-        ("renderer0-mm-3-image-0", "named_media"),
+        ("ab" * 32, None),
+        ("ab" * 64, None),
+        ("img1", MissReason.NAMED_MEDIA),
+        ("renderer0-mm-3-image-0", MissReason.NAMED_MEDIA),
     ],
 )
-def test_images_count_only_if_they_are_named_by_their_content(name: str, refusal: str) -> None:
+def test_images_count_only_if_they_are_named_by_their_content(
+    name: str, refusal: MissReason | None
+) -> None:
     one = tracked(64, mm_features=[SimpleNamespace(identifier=name)])
-    assert one.refusal == refusal
+    assert one.refusal is refusal
     assert bool(one.save_chunks) is (not refusal)
 
 
@@ -109,3 +115,33 @@ def test_a_chain_that_was_cut_and_regrown_to_the_same_length_is_read_anew() -> N
     other = chain_of(len(before), "another")
     one.request.block_hashes[:] = other
     assert one.chain() == other
+
+
+def test_ended_requests_are_counted_by_what_their_clients_were_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An engine that ran before in this process may have taken our log lines for its own.
+    monkeypatch.setattr(logging.getLogger("s3kv"), "propagate", True)
+    caplog.set_level(logging.INFO, "s3kv")
+    totals = RequestTotals()
+    ends = [
+        (0, MissReason.EXPIRED),
+        (0, MissReason.EXPIRED),
+        (0, None),
+        (64, MissReason.NOTHING_BEYOND_LOCAL),
+        (32, MissReason.LOAD_FAILED),
+    ]
+    for hit_tokens, reason in ends:
+        one = tracked(64)
+        one.external_tokens, one.miss_reason = hit_tokens, reason
+        totals.add(one)
+    totals.log()
+
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert json.loads(line.removeprefix("s3kv: summary ")) == {
+        "side": "scheduler",
+        "ended_requests": 5,
+        "hit_requests": 2,
+        "hit_tokens": 96,
+        "misses": {"expired": 2, "not_looked_up": 1, "load_failed": 1},
+    }

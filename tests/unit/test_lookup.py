@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from s3kv.core.chunking import Chunk
 from s3kv.core.ids import BlockHash, fingerprints
-from s3kv.core.lookup import MISS_ABSENT, MISS_SHORT, Match, Miss, match
+from s3kv.core.lookup import Match, Miss, match
+from s3kv.core.reasons import MissReason
 
 CHAIN = [BlockHash(bytes([block]) * 32) for block in range(12)]
 
@@ -30,7 +31,7 @@ def test_the_match_ends_at_the_first_hole() -> None:
 
 
 def test_a_missing_first_chunk_with_no_tail_is_a_miss() -> None:
-    assert match(holding(7, 11), CHAIN, 4, 1) == Miss(MISS_ABSENT)
+    assert match(holding(7, 11), CHAIN, 4, 1) == Miss(MissReason.ABSENT)
 
 
 def test_the_longest_tail_after_the_full_chunks_is_taken() -> None:
@@ -49,8 +50,8 @@ def test_a_prompt_below_the_smallest_tail_asks_nothing() -> None:
     def present(fps: NDArray[np.uint64]) -> NDArray[np.bool_]:
         raise AssertionError("the index was asked")
 
-    assert match(present, CHAIN[:1], 4, 2) == Miss(MISS_SHORT)
-    assert match(present, [], 4, 1) == Miss(MISS_SHORT)
+    assert match(present, CHAIN[:1], 4, 2) == Miss(MissReason.SHORT)
+    assert match(present, [], 4, 1) == Miss(MissReason.SHORT)
 
 
 def test_the_blocks_of_a_match_are_those_before_its_end() -> None:
