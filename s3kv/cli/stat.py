@@ -13,7 +13,8 @@ import numpy as np
 
 from s3kv.bucket.base import ObjectInfo, ObjectStore
 from s3kv.bucket.prefix import BucketAddress, parse_uri
-from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, REQUEST_TIMEOUT_S, bucket_settings, opened
+from s3kv.cli.choosing import choose_namespace
+from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, bucket_settings, opened
 from s3kv.cli.listing import (
     IndexView,
     NamespaceView,
@@ -39,7 +40,6 @@ from s3kv.cli.tally import (
 from s3kv.cli.words import age_text, bytes_text
 from s3kv.core.ids import NamespaceId
 from s3kv.core.keys import parse_shard_key
-from s3kv.errors import ConfigError
 from s3kv.runtime.clock import Clock
 
 _SHARD_SEGMENTS = 5
@@ -56,7 +56,7 @@ async def stat(options: Options, namespace: str | None, output: Output) -> int:
         if shard is not None:
             return await _stat_shard(store, options.uri, shard[1], output)
         with output.progress(f"reading {settings.address.uri}:") as tell:
-            ns = await _choose(store, settings.address.uri, namespace)
+            ns = await choose_namespace(store, settings.address.uri, namespace)
             details = await _read(store, ns, Clock(), tell)
     exit_code = EXIT_LIMITED if details.is_damaged else EXIT_OK
     document = {"uri": settings.address.uri, "exit_code": exit_code, **_document(details)}
@@ -79,27 +79,6 @@ async def _stat_shard(store: ObjectStore, uri: str, key: str, output: Output) ->
     document = {"uri": uri, "exit_code": exit_code, "shard": view.document()}
     output.answer(document, lambda: output.pairs("shard", view.pairs()))
     return exit_code
-
-
-async def _choose(store: ObjectStore, uri: str, namespace: str | None) -> NamespaceId:
-    """The namespace that is meant."""
-    folders = await store.list_prefixes("", timeout_s=REQUEST_TIMEOUT_S)
-    known = [folder[:-1] for folder in folders if _is_id(folder[:-1])]
-    fitting = [name for name in known if name.startswith(namespace or "")]
-    if len(fitting) == 1:
-        return NamespaceId(fitting[0])
-    if not known:
-        raise ConfigError("uri", uri, "no archive under this prefix", "s3kv ls shows what is there")
-    if not fitting:
-        raise ConfigError("NAMESPACE", namespace, "no such namespace", "s3kv ls lists them")
-    names = ", ".join(name[:12] for name in fitting[:5])
-    raise ConfigError(
-        "NAMESPACE", namespace, f"{len(fitting)} namespaces fit", f"name one of them: {names}"
-    )
-
-
-def _is_id(name: str) -> bool:
-    return len(name) == 32 and not set(name) - set("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +143,7 @@ def _index_document(details: _Details) -> Document:
         "ticks": _pile_document(tally.ticks),
         "runs": _pile_document(tally.runs),
         "inbox_segments": _pile_document(tally.segments),
+        "pinned_sets": _pile_document(tally.sets),
     }
     if isinstance(index, Unread):
         return {"problem": index.reason, **files}
@@ -202,6 +182,7 @@ def _shards_document(details: _Details) -> Document:
         "chunks": tally.chunk_count,
         "incomplete_chunks": tally.incomplete_count,
         "tokens": archived_tokens(tally, details.namespace),
+        "quarantined": _pile_document(tally.quarantine),
     }
     if isinstance(details.namespace, Unread):
         return document

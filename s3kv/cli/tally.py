@@ -198,8 +198,8 @@ def contents_of(tally: NamespaceTally, geometry: ShardGeometry) -> Contents:
     """Blocks archived, by the sizes of writer 0's shards."""
     blocks = tail_count = odd_count = 0
     for size, count in tally.sizes.items():
-        block_count, rest = divmod(size - geometry.header_bytes, geometry.block_bytes)
-        if rest or not 1 <= block_count <= geometry.chunk_blocks:
+        block_count = geometry.block_count_of(size)
+        if block_count is None:
             odd_count += count
             continue
         blocks += block_count * count

@@ -1,0 +1,63 @@
+"""Which namespaces a command is about, and whether the store can carry what it wants to write."""
+
+from __future__ import annotations
+
+from s3kv.bucket.base import ObjectStore
+from s3kv.bucket.capabilities import probe_capabilities
+from s3kv.cli.connection import REQUEST_TIMEOUT_S
+from s3kv.core.ids import NamespaceId
+from s3kv.core.keys import check_namespace_id
+from s3kv.errors import ConfigError, Transient
+
+_NAMED_MAX = 5
+_SHORT_ID = 12
+
+
+async def namespaces(store: ObjectStore) -> list[NamespaceId]:
+    """The namespaces under the prefix, by id. Raises `S3KVError`."""
+    folders = await store.list_prefixes("", timeout_s=REQUEST_TIMEOUT_S)
+    names = (NamespaceId(folder[:-1]) for folder in folders)
+    return sorted(name for name in names if _is_id(name))
+
+
+async def choose_namespace(store: ObjectStore, uri: str, text: str | None) -> NamespaceId:
+    """The one namespace that is meant. text: its id or the beginning; None: there is only one.
+
+    Raises `ConfigError` if no or several namespaces fit, `S3KVError`.
+    """
+    known = await namespaces(store)
+    fitting = [name for name in known if name.startswith(text or "")]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not known:
+        raise ConfigError("uri", uri, "no archive under this prefix", "s3kv ls shows what is there")
+    if not fitting:
+        raise ConfigError("NAMESPACE", text, "no such namespace", "s3kv ls lists them")
+    names = ", ".join(name[:_SHORT_ID] for name in fitting[:_NAMED_MAX])
+    raise ConfigError(
+        "NAMESPACE", text, f"{len(fitting)} namespaces fit", f"name one of them: {names}"
+    )
+
+
+async def require_conditional_put(store: ObjectStore, uri: str) -> None:
+    """Ticks may be written here: the store honours `If-None-Match`.
+
+    Probes it with one object that is deleted again. Raises `ConfigError` if it does not, or if
+    nothing may be written; `Transient` if that could not be found out; `Denied` if the prefix
+    cannot be read.
+    """
+    found = await probe_capabilities(store, timeout_s=REQUEST_TIMEOUT_S)
+    if found.conditional_put:
+        return
+    seen = "; ".join(found.problems)
+    if not found.certain:
+        raise Transient(f"cannot tell whether the store honours If-None-Match: {seen}")
+    raise ConfigError("uri", uri, seen, "s3kv doctor says what the store lacks")
+
+
+def _is_id(name: NamespaceId) -> bool:
+    try:
+        check_namespace_id(name)
+    except ValueError:
+        return False
+    return True
