@@ -31,6 +31,17 @@ class Mismatch(S3KVError):
     """Intact bytes that belong to another identity, namespace or format version."""
 
 
+class NewerFormat(Mismatch):
+    """Intact bytes of a format version that this build does not know: leave everything as it is."""
+
+    def __init__(self, what: str, found: str, known: str) -> None:
+        """what: the file; found: its format; known: the one that this build reads."""
+        super().__init__(
+            f"{what} has format {found!r}; this build reads {known!r}: upgrade s3kv on this "
+            "engine, or give it another namespace label"
+        )
+
+
 class Closed(S3KVError):
     """The component is shut down and takes no more work."""
 

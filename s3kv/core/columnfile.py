@@ -6,6 +6,9 @@ of 8), then the columns in their fixed order. The metadata are strings of consta
 them, `checksum`, is XXH3-64 over all bytes with its own 16 digits read as zeros. A reader writes
 the header anew from what it understood and compares, so nothing unexpected can hide in it.
 
+The places of the length, of `format` and of `checksum`, and the rule of the latter, are the same in
+every version of a format: so an intact file of a newer version is told from a damaged one.
+
 What the metadata and the rows mean is decided by `indexfile` and `pinset`.
 """
 
@@ -22,12 +25,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from s3kv.errors import Corrupt, Mismatch
+from s3kv.errors import Corrupt, Mismatch, NewerFormat
 
 HEADER_MAX_BYTES: Final = 4_096
 
 _NO_CHECKSUM: Final = "0" * 16
 _HEX: Final = re.compile(r"[0-9a-f]+")
+_CHECKSUM_FIELD: Final = b'"checksum":"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,12 @@ def seal(
     return b"".join((head[:checksum_at], digits, head[checksum_at + 16 :], *bodies))
 
 
-def open_file(data: bytes, format_name: str) -> Opened:
-    """Read the metadata. Raises `Corrupt`, or `Mismatch` for another format version."""
+def open_file(data: bytes, format_name: str, what: str) -> Opened:
+    """Read the metadata. what: the file in words.
+
+    Raises `Corrupt`, `NewerFormat` for an intact file of another version of this format, `Mismatch`
+    for any other format.
+    """
     if len(data) < 8:
         raise Corrupt("shorter than a header length")
     length = int.from_bytes(data[:8], "little")
@@ -85,9 +93,11 @@ def open_file(data: bytes, format_name: str) -> Opened:
     if not isinstance(fields, dict):
         raise Corrupt("header has no metadata")
     named = {str(key): value for key, value in fields.items() if isinstance(value, str)}
-    if named.get("format") != format_name:
-        found = repr(named.get("format"))[:40]
-        raise Mismatch(f"file format {found}; this build reads {format_name!r}")
+    found = named.get("format", "")
+    if found != format_name:
+        if is_other_version(found, format_name) and _is_intact(data, 8 + length):
+            raise NewerFormat(what, found, format_name)
+        raise Mismatch(f"file format {found!r:.40}; this build reads {format_name!r}")
     return Opened(data, 8 + length, named)
 
 
@@ -128,6 +138,23 @@ def hex_field(opened: Opened, name: str, digits: int) -> str:
     return text
 
 
+def is_other_version(found: str, known: str) -> bool:
+    """Whether two format names, `name/number`, differ in their number only."""
+    name, _, number = found.rpartition("/")
+    is_number = number.isascii() and number.isdecimal() and len(number) < 10
+    return is_number and name == known.rpartition("/")[0] and found != known
+
+
+def _is_intact(data: bytes, end: int) -> bool:
+    """Whether the checksum in the header (data[:end]) is that of the file, whatever its version."""
+    at = data.find(_CHECKSUM_FIELD, 8, end) + len(_CHECKSUM_FIELD)
+    if at < len(_CHECKSUM_FIELD) or at + 16 > end:
+        return False
+    checksum = xxhash.xxh3_64(data[:at] + _NO_CHECKSUM.encode() + data[at + 16 : end])
+    checksum.update(memoryview(data)[end:])
+    return checksum.hexdigest().encode() == data[at : at + 16]
+
+
 def _header_bytes(
     metadata: Mapping[str, str], columns: Sequence[Column], count: int
 ) -> tuple[bytes, int]:
@@ -145,5 +172,5 @@ def _header_bytes(
     text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     # Found by the key, not by its digits: another field may be all zeros too.
-    marker = b'"checksum":"'
-    return len(text).to_bytes(8, "little") + text, 8 + text.index(marker) + len(marker)
+    checksum_at = 8 + text.index(_CHECKSUM_FIELD) + len(_CHECKSUM_FIELD)
+    return len(text).to_bytes(8, "little") + text, checksum_at

@@ -3,21 +3,27 @@
 Rules upheld here: a 404 on the next tick means "this is the head" only to a reader who knew the
 head a short while ago (R4): otherwise the tick may have existed and been cleaned up, and the log is
 listed again. Segments are durable commits, so opening and resyncing read them too. What cannot be
-read is skipped and counted, and the snapshot says that it is incomplete.
+read is skipped and counted, and the snapshot says that it is incomplete; but a file of a newer
+format version ends it all (`NewerFormat`): to skip what others can read would be to deny it.
+
+What takes long is done off the loop thread, and others may `note` meanwhile: a snapshot is replaced
+by one assignment, made of what it is at that moment.
 
 Sans-IO (see `requests`). A generator may be abandoned at any request: no state is half-changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from s3kv.core import keys
 from s3kv.core.ids import NamespaceId
-from s3kv.core.indexfile import Header, Kind, decode, max_file_bytes
+from s3kv.core.indexfile import FileName, Header, IndexFile, Kind, decode_all, max_file_bytes
 from s3kv.core.maintenance import Reading, Span, plan_reading
+from s3kv.core.packed import PackedRecords
 from s3kv.core.records import EMPTY, RecordSet, merge
 from s3kv.core.requests import (
     PARALLEL_MAX,
@@ -29,13 +35,23 @@ from s3kv.core.requests import (
     Steps,
     ask_all,
     listed,
+    work,
 )
-from s3kv.core.snapshot import Pause, Snapshot
-from s3kv.errors import Corrupt, Mismatch, Transient
+from s3kv.core.snapshot import RECENT_MAX, Pause, Snapshot
+from s3kv.errors import Transient
 
 RELIST_MAX: Final = 8
 RESYNC_MAX: Final = 4
 """Attempts in one call before `Transient`: the log moves faster than we read, try later."""
+
+INLINE_BYTES: Final = 1 << 20
+"""Bytes of files decoded on the loop thread: a fraction of a millisecond."""
+
+MERGED_MAX: Final = 1 << 20
+"""Records merged with one another before they are laid over the base: bounds memory."""
+
+UNSETTLED_FACTOR: Final = 4
+"""Times recent_max: so many recent records do not wait for another thread any more."""
 
 LOADS_BIT: Final = 1
 SAVES_BIT: Final = 2
@@ -60,8 +76,11 @@ class Follower:
     often writers may commit; tick_seen_s: when another tick last arrived while polling.
     """
 
-    def __init__(self, namespace: NamespaceId, head_ttl_s: float) -> None:
-        """Know nothing yet."""
+    def __init__(
+        self, namespace: NamespaceId, head_ttl_s: float, recent_max: int = RECENT_MAX
+    ) -> None:
+        """Know nothing yet. recent_max: records beside the base before it is made anew."""
+        self._recent_max = recent_max
         self.namespace = namespace
         self.snapshot = Snapshot(head_ttl_s=head_ttl_s)
         self.leader: bytes | None = None
@@ -73,12 +92,17 @@ class Follower:
         self.skipped_count = 0
 
     def open(self) -> Steps[None]:
-        """Read the whole log and the inbox, up to the head. Raises `Transient`, `Denied`."""
+        """Read the whole log and the inbox, up to the head. Raises as `poll`."""
         yield from self.resync()
         yield from self.poll()
 
     def poll(self) -> Steps[None]:
-        """Read what is new, until the head is proved. Raises `Transient`, `Denied`."""
+        """Read what is new, until the head is proved.
+
+        Raises `Transient`, `Denied`; `NewerFormat`: this build may not go on.
+        """
+        if len(self.snapshot.recent) > self._recent_max:
+            yield from self._settle((), 0)
         width, full_count, resyncs = 1, 0, 0
         while True:
             first = self.snapshot.head + 1
@@ -90,7 +114,7 @@ class Follower:
                 # Not even a 200 is trusted after a long sleep: the slot may have been cleaned up
                 # and filled again by another sleeper, and the tick that was there is in a run now.
                 count, replies = 0, replies[:1]
-            self._read_ticks(first, replies[:count])
+            yield from self._read_ticks(range(first, first + count), replies[:count])
             if count:
                 self._position_s = max(self._position_s, replies[count - 1].sent_s)
                 self.tick_seen_s = replies[count - 1].received_s
@@ -134,12 +158,16 @@ class Follower:
 
     def note(self, records: RecordSet) -> None:
         """Learn what this process knows already: its own commits, chunks it failed to load."""
-        self.snapshot = self.snapshot.absorb(records)
+        self._absorb(self.snapshot, records)
 
     def adopt(self, header: Header, records: RecordSet, head_seen_s: float) -> None:
         """Our own tick was created: it is the newest one now."""
-        self._apply([(header, records)], header.hi)
+        self._absorb(self._advanced([header], header.hi), records)
         self._confirm(head_seen_s)
+
+    def renounce(self) -> None:
+        """Nothing may be loaded or saved by this view any more."""
+        self.snapshot = replace(self.snapshot, pause=Pause(loads=True, saves=True))
 
     def distrust(self) -> None:
         """Forget that the head was ever proved: the next 404 leads to a resync."""
@@ -180,37 +208,40 @@ class Follower:
 
     def _read_plan(self, plan: Reading, unreadable: set[Span]) -> Steps[bool]:
         """Read runs, then ticks; False if the listing has to be made anew."""
+        if not (yield from self._read_runs(plan.runs, unreadable)):
+            return False
         ns = self.namespace
-        run_bytes = max_file_bytes(Kind.RUN)
-        replies = yield from ask_all([Get(keys.run_key(ns, *run), run_bytes) for run in plan.runs])
-        if _leading_present(replies) < len(replies):
-            return False
-        runs = [self._decoded(r, Kind.RUN, *run) for r, run in zip(replies, plan.runs, strict=True)]
-        readable = [file for file in runs if file is not None]
-        if len(readable) < len(runs):
-            unreadable.update(
-                run for run, file in zip(plan.runs, runs, strict=True) if file is None
-            )
-            return False
-        if readable:
-            self._apply(readable, max(self.snapshot.head, *(hi for _, hi in plan.runs)))
         for start in range(0, len(plan.ticks), PARALLEL_MAX):
             part = plan.ticks[start : start + PARALLEL_MAX]
             gets = [Get(keys.tick_key(ns, tick), max_file_bytes(Kind.TICK)) for tick in part]
             replies = yield from ask_all(gets)
             if _leading_present(replies) < len(replies):
                 return False
-            for tick, reply in zip(part, replies, strict=True):
-                self._read_ticks(tick, [reply])
+            yield from self._read_ticks(part, replies)
         return True
 
-    def _read_ticks(self, first: int, replies: Sequence[Reply]) -> None:
-        """Take in the ticks first, first + 1, ... in their order."""
-        found = [self._decoded(r, Kind.TICK, first + i) for i, r in enumerate(replies)]
+    def _read_runs(self, runs: Sequence[Span], unreadable: set[Span]) -> Steps[bool]:
+        ns, run_bytes = self.namespace, max_file_bytes(Kind.RUN)
+        replies = yield from ask_all([Get(keys.run_key(ns, *run), run_bytes) for run in runs])
+        if _leading_present(replies) < len(replies):
+            return False
+        files = yield from self._decoded(replies, [(Kind.RUN, *run) for run in runs])
+        readable = [file for file in files if file is not None]
+        if len(readable) < len(files):
+            unreadable.update(run for run, file in zip(runs, files, strict=True) if file is None)
+            return False
+        if readable:
+            yield from self._apply(readable, max(self.snapshot.head, *(hi for _, hi in runs)))
+        return True
+
+    def _read_ticks(self, numbers: Sequence[int], replies: Sequence[Reply]) -> Steps[None]:
+        """Take in the ticks of these numbers, in their order."""
+        if not numbers:
+            return
+        found = yield from self._decoded(replies, [(Kind.TICK, n, n) for n in numbers])
         readable = [file for file in found if file is not None]
-        if found:
-            self._apply(readable, max(first + len(replies) - 1, self.snapshot.head))
-            self.leader = found[-1][0].writer if found[-1] is not None else None
+        yield from self._apply(readable, max(numbers[-1], self.snapshot.head))
+        self.leader = found[-1][0].writer if found[-1] is not None else None
         if len(readable) < len(found):
             self._mark_incomplete()
 
@@ -223,42 +254,81 @@ class Follower:
             part = ours[start : start + PARALLEL_MAX]
             gets = [Get(keys.segment_key(*_fields(name)), segment_bytes) for name in part]
             replies = yield from ask_all(gets)
-            found = [
-                self._decoded(reply, Kind.SEGMENT, name.seq)
-                for name, reply in zip(part, replies, strict=True)
-                if not isinstance(reply.value, Absent)
-            ]
-            self.note(merge([file[1] for file in found if file is not None]))
+            there = [i for i, reply in enumerate(replies) if not isinstance(reply.value, Absent)]
+            found = yield from self._decoded(
+                [replies[i] for i in there],
+                [(Kind.SEGMENT, part[i].seq, part[i].seq) for i in there],
+            )
+            news = [file[1] for file in found if file is not None]
+            self.note((yield from self._few(news, 0)))
 
     def _decoded(
-        self, reply: Reply, kind: Kind, lo: int, hi: int | None = None
-    ) -> tuple[Header, RecordSet] | None:
-        """A file's content, or None (counted) if it cannot be read."""
-        try:
-            if not isinstance(reply.value, bytes):
-                raise Corrupt("unreadable")  # noqa: TRY301 (one way to skip, whatever the reason)
-            return decode(reply.value, self.namespace, kind, lo, lo if hi is None else hi)
-        except (Corrupt, Mismatch):
-            self.skipped_count += 1
-            return None
+        self, replies: Sequence[Reply], names: Sequence[FileName]
+    ) -> Steps[list[IndexFile | None]]:
+        """Each file's content, or None (counted) if it cannot be read. Raises `NewerFormat`."""
+        bodies = [r.value if isinstance(r.value, bytes) else None for r in replies]
+        decoding = partial(decode_all, self.namespace, bodies, names)
+        is_long = sum(len(body) for body in bodies if body is not None) > INLINE_BYTES
+        files = (yield from work(decoding)) if is_long else decoding()
+        self.skipped_count += sum(file is None for file in files)
+        return files
 
-    def _apply(self, files: Sequence[tuple[Header, RecordSet]], head: int) -> None:
+    def _apply(self, files: Sequence[IndexFile], head: int) -> Steps[None]:
         """Merge the files, in their order, and stand at `head`."""
-        marks = [header.watermark_s for header, _ in files]
-        if files:
-            newest = files[-1][0]
+        headers = [header for header, _ in files]
+        watermark_s = max((header.watermark_s for header in headers), default=0)
+        news = yield from self._few([records for _, records in files], watermark_s)
+        self._absorb(self._advanced(headers, head), news)
+
+    def _few(self, parts: Sequence[RecordSet], watermark_s: int) -> Steps[RecordSet]:
+        """The parts merged, if they are few records; else none, and they are in the base then.
+
+        watermark_s: of the files that they come from.
+        """
+        count = sum(len(part) for part in parts)
+        if not count or count + len(self.snapshot.recent) <= self._recent_max:
+            return merge(parts)
+        for batch in _batches(parts):
+            yield from self._settle(batch, watermark_s)
+        return EMPTY
+
+    def _settle(self, news: Sequence[RecordSet], watermark_s: int) -> Steps[None]:
+        """Make the base anew of what is known and the news, off the loop thread."""
+        before = self.snapshot
+        mark_s = max(watermark_s, before.watermark_s)
+        base = yield from work(partial(_settled_base, before, news, mark_s))
+        self.snapshot = self.snapshot.rebased(before, base)
+
+    def _absorb(self, snapshot: Snapshot, news: RecordSet) -> None:
+        """Publish it, after the news. Whoever polls settles; without polls there is a limit too."""
+        self.snapshot = snapshot.absorb(news, UNSETTLED_FACTOR * self._recent_max)
+
+    def _advanced(self, headers: Sequence[Header], head: int) -> Snapshot:
+        """The snapshot after what stands in the headers of files, in their order."""
+        if headers:
+            newest = headers[-1]
             self.leader = newest.writer if newest.kind is Kind.TICK else None
             self.interval_ms = newest.interval_ms
             self.pause_bits = newest.pause_bits
         pause = Pause(bool(self.pause_bits & LOADS_BIT), bool(self.pause_bits & SAVES_BIT))
-        raised = replace(
-            self.snapshot,
-            head=head,
-            pause=pause,
-            watermark_s=max(self.snapshot.watermark_s, *marks, 0),
-        )
-        news = merge([records for _, records in files]) if files else EMPTY
-        self.snapshot = raised.absorb(news)
+        marks = [header.watermark_s for header in headers]
+        watermark_s = max(self.snapshot.watermark_s, *marks, 0)
+        return replace(self.snapshot, head=head, pause=pause, watermark_s=watermark_s)
+
+
+def _settled_base(snapshot: Snapshot, news: Sequence[RecordSet], watermark_s: int) -> PackedRecords:
+    return snapshot.settled_base(merge(news), watermark_s)
+
+
+def _batches(parts: Sequence[RecordSet]) -> Iterator[list[RecordSet]]:
+    """The parts in their order, `MERGED_MAX` records at a time or a single larger part."""
+    batch: list[RecordSet] = []
+    for part in parts:
+        if batch and sum(map(len, batch)) + len(part) > MERGED_MAX:
+            yield batch
+            batch = []
+        batch.append(part)
+    yield batch
 
 
 def _leading_present(replies: Sequence[Reply]) -> int:

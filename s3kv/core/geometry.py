@@ -92,6 +92,11 @@ class ShardGeometry:
         self._check_block_count(block_count)
         return self.header_bytes + block_count * self.block_bytes
 
+    def block_count_of(self, shard_bytes: int) -> int | None:
+        """The inverse of `shard_bytes`; None for a size that no shard has."""
+        block_count, rest = divmod(shard_bytes - self.header_bytes, self.block_bytes)
+        return None if rest or not 1 <= block_count <= self.chunk_blocks else block_count
+
     def group_range(
         self, group_index: int, block_count: int, first_block: int, count: int
     ) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from s3kv.core.requests import (
     ask_all,
     listed,
 )
-from s3kv.errors import Corrupt, Mismatch
+from s3kv.errors import Corrupt, Mismatch, NewerFormat
 
 SEGMENTS_MAX: Final = 256
 """Segments folded into one tick: bounds the work of one call; the rest follows at once."""
@@ -56,6 +56,7 @@ class Inbox:
 
     def __init__(self, namespace: NamespaceId, drop_unreadable_s: float) -> None:
         """drop_unreadable_s: files that nobody can read are deleted at this age."""
+        self.folded_count = 0
         self._namespace = namespace
         self._drop_unreadable_s = drop_unreadable_s
         self._folded: set[str] = set()
@@ -63,7 +64,10 @@ class Inbox:
         self._since: dict[str, float] = {}
 
     def read(self, own: RecordSet) -> Steps[Fold]:
-        """Merge own records with as many segments as fit, the oldest first."""
+        """Merge own records with as many segments as fit, the oldest first.
+
+        Raises `NewerFormat` for a segment of a newer version: then nothing may be written.
+        """
         reply = yield from ask(ListPrefix(keys.inbox_prefix(self._namespace)))
         segments = _oldest_first(listed(reply))
         self._folded &= {found.key for found in segments}
@@ -91,6 +95,7 @@ class Inbox:
         """Best effort: what stays is deleted next time, or folded again by somebody else."""
         if not folded:
             return
+        self.folded_count += len(set(folded) - self._folded)
         self._folded.update(folded)
         reply = yield Delete(tuple(folded))
         if isinstance(reply.value, Done):
@@ -116,6 +121,8 @@ class Inbox:
             return None
         try:
             _, records = decode(body, self._namespace, Kind.SEGMENT, name.seq, name.seq)
+        except NewerFormat:
+            raise  # its writer is alive and well: neither folded nor ever deleted by us
         except (Corrupt, Mismatch):
             return None
         self._writers[name.writer] = now_s

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from s3kv.core.columnfile import (
     HEADER_MAX_BYTES,
@@ -23,7 +24,7 @@ from s3kv.core.columnfile import (
 )
 from s3kv.core.ids import NamespaceId
 from s3kv.core.records import RECORDS_MAX, TIME_MAX_S, RecordSet
-from s3kv.errors import Corrupt, Mismatch
+from s3kv.errors import Corrupt, Mismatch, NewerFormat
 
 FORMAT: Final = "s3kv-index/1"
 RUN_RECORDS_MAX: Final = 1 << 26
@@ -67,6 +68,11 @@ class Header:
     pause_bits: int
 
 
+IndexFile: TypeAlias = tuple[Header, RecordSet]
+FileName: TypeAlias = tuple[Kind, int, int]
+"""Kind, lo and hi, as a file's name promises them."""
+
+
 def max_file_bytes(kind: Kind) -> int:
     """Largest size that a file of this kind may have."""
     return 8 + HEADER_MAX_BYTES + _records_max(kind) * _RECORD_BYTES
@@ -85,11 +91,11 @@ def decode(
 ) -> tuple[Header, RecordSet]:
     """Check every byte of a file and map its columns.
 
-    Raises `Corrupt` if the bytes are not what a writer made, `Mismatch` if they are of another
-    format version or namespace, or are not the file that their name (kind, lo, hi) promises. Both
-    for any input whatever.
+    Raises `Corrupt` if the bytes are not what a writer made, `NewerFormat` if they are of
+    another version, `Mismatch` if of another format or namespace, or not the file that their name
+    (kind, lo, hi) promises. These for any input whatever.
     """
-    opened = open_file(data, FORMAT)
+    opened = open_file(data, FORMAT, f"the {kind.value.strip()} {lo:x}..{hi:x}")
     header = _parse_header(opened)
     columns = verified_columns(opened, _metadata(header), _COLUMNS, _records_max(header.kind))
     records = RecordSet(*columns)
@@ -97,6 +103,24 @@ def decode(
         raise Corrupt("records are not sorted and unique")
     _check_name(header, namespace, kind, lo, hi)
     return header, records
+
+
+def decode_all(
+    namespace: NamespaceId, bodies: Sequence[bytes | None], names: Sequence[FileName]
+) -> list[IndexFile | None]:
+    """Decode each body as what its name promises; None where it is None or cannot be read.
+
+    Raises `NewerFormat` for any file of a newer version.
+    """
+    files: list[IndexFile | None] = []
+    for body, name in zip(bodies, names, strict=True):
+        try:
+            files.append(None if body is None else decode(body, namespace, *name))
+        except NewerFormat:
+            raise
+        except (Corrupt, Mismatch):
+            files.append(None)
+    return files
 
 
 def _records_max(kind: Kind) -> int:

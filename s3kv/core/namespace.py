@@ -19,7 +19,7 @@ from types import GenericAlias
 from typing import Final, TypeVar, get_args, get_type_hints
 
 from s3kv.core.ids import NamespaceId
-from s3kv.errors import Corrupt, Mismatch
+from s3kv.errors import Corrupt, NewerFormat
 
 NAMESPACE_FORMAT_VERSION: Final = 1
 MAX_DOCUMENT_BYTES: Final = 1 << 20
@@ -187,7 +187,7 @@ def form_namespace(namespace_fields: NamespaceFields) -> Namespace:
 def parse_namespace_document(document: bytes) -> Namespace:
     """Read a NAMESPACE.json.
 
-    Raises Mismatch for a format version that is not ours, and Corrupt for anything that
+    Raises NewerFormat for a format version that is not ours, and Corrupt for anything that
     `form_namespace` does not write: bytes that only mean the same would have another id.
     """
     if len(document) > MAX_DOCUMENT_BYTES:
@@ -197,7 +197,7 @@ def parse_namespace_document(document: bytes) -> Namespace:
     if type(version) is not int:
         raise Corrupt("namespace document without a format version")
     if version != NAMESPACE_FORMAT_VERSION:
-        raise Mismatch(f"namespace format version {version}, not {NAMESPACE_FORMAT_VERSION}")
+        raise NewerFormat("NAMESPACE.json", str(version), str(NAMESPACE_FORMAT_VERSION))
     try:
         namespace = form_namespace(_built(NamespaceFields, value, "namespace"))
     except ValueError as error:

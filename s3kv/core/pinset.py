@@ -101,7 +101,7 @@ def decode_set(data: bytes, namespace: NamespaceId, name: str) -> PinSet:
     Raises `Corrupt` if the bytes are not what `encode_set` makes, `Mismatch` if they are of another
     format version or were made for another namespace or name. Both for any input whatever.
     """
-    opened = open_file(data, SET_FORMAT)
+    opened = open_file(data, SET_FORMAT, f"the pinned set {name}")
     stored_name = opened.fields.get("name", "").rstrip(" ")
     stored_namespace = NamespaceId(hex_field(opened, "namespace", 32))
     if not is_set_name(stored_name):

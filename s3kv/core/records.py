@@ -22,6 +22,10 @@ TIME_MAX_S: Final = 2**32 - 1
 RECORDS_MAX: Final = 65_536
 """Records in one segment or tick."""
 
+OVERLAY_MIN, OVERLAY_RATIO = 65_536, 4
+"""A set that is larger, and so many times larger than all others, is not sorted anew with them:
+that would take half as much memory again."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordSet:
@@ -51,6 +55,17 @@ class RecordSet:
             return np.zeros(len(fps), np.intp), np.zeros(len(fps), np.bool_)
         at = np.minimum(np.searchsorted(self.fps, fps), count - 1)
         return at, self.fps[at] == fps
+
+    def present(
+        self, fps: NDArray[np.uint64], watermark_s: int
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which of uint64[k] fingerprints are known, and which are live: bool[k] each."""
+        at, known = self.find(fps)
+        if not len(self.fps):
+            return known, known
+        alive = known & (self.flags[at] & DEAD == 0)
+        alive &= self.seen_s[at] >= watermark_s
+        return known, alive
 
     def live(self, watermark_s: int) -> NDArray[np.bool_]:
         """bool[n]: neither dead nor last used before the watermark."""
@@ -87,6 +102,12 @@ def merge(sets: Sequence[RecordSet]) -> RecordSet:
         return EMPTY
     if len(filled) == 1:
         return filled[0]
+    largest = max(filled, key=len)
+    rest = [s for s in filled if s is not largest]
+    if len(largest) > max(OVERLAY_MIN, OVERLAY_RATIO * sum(map(len, rest))):
+        news = merge(rest)
+        at, known = largest.find(news.fps)
+        return overlay(largest, merge((news, largest.take(at[known]))))
     return _sorted_unique(
         np.concatenate([s.fps for s in filled]),
         np.concatenate([s.seen_s for s in filled]),
@@ -110,6 +131,15 @@ def overlay(base: RecordSet, winners: RecordSet) -> RecordSet:
         np.insert(blocks, where, fresh.blocks),
         np.insert(flags, where, fresh.flags),
     )
+
+
+def without(records: RecordSet, others: RecordSet) -> RecordSet:
+    """Those records that `others` does not have exactly as they are."""
+    if not (len(records) and len(others)):
+        return records
+    at, known = others.find(records.fps)
+    same = known & (_rank(records) == _rank(others.take(at)))
+    return records.take(~same)
 
 
 def _rank(records: RecordSet) -> NDArray[np.uint64]:

@@ -34,6 +34,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from s3kv.core.columnfile import is_other_version
 from s3kv.core.geometry import (
     HEADER_ALIGN_BYTES,
     MAX_HEADER_BYTES,
@@ -43,7 +44,7 @@ from s3kv.core.geometry import (
 from s3kv.core.ids import HASH_BYTES, BlockHash, NamespaceId
 from s3kv.core.keys import MAX_WRITERS, check_namespace_id
 from s3kv.core.namespace import canonical_json
-from s3kv.errors import Corrupt, Mismatch
+from s3kv.errors import Corrupt, Mismatch, NewerFormat
 
 SHARD_FORMAT: Final = "s3kv/1"
 NONCE_BYTES: Final = 16
@@ -131,8 +132,8 @@ def read_header(head: memoryview | bytes) -> ShardHeader:
 
     head: uint8, the object from byte 0, at least its header. Checks the header against its checksum
     and against what a writer would have written, not against expectations. Raises Corrupt or, for
-    an intact header of another format version or with an unknown codec, Mismatch; never anything
-    else, whatever the bytes.
+    an intact header of another version NewerFormat, of another format or with an unknown codec
+    Mismatch; never anything else, whatever the bytes.
     """
     raw = _intact(head)
     header = _decode(raw)
@@ -220,6 +221,8 @@ def _decode(raw: bytes) -> ShardHeader:
     if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
         raise Corrupt("shard header without metadata")
     if metadata.get("format") != SHARD_FORMAT:
+        if is_other_version(metadata.get("format", ""), SHARD_FORMAT):
+            raise NewerFormat("the shard", metadata["format"], SHARD_FORMAT)
         raise Mismatch(f"shard format {_short(metadata.get('format'))}, not {SHARD_FORMAT}")
     if metadata.keys() != _METADATA_FIELDS:
         raise Corrupt("shard metadata does not have exactly the fields of its format")

@@ -19,7 +19,7 @@ from s3kv.bucket.base import Missing, ObjectStore
 from s3kv.core.geometry import ShardGeometry
 from s3kv.core.keys import shard_key
 from s3kv.core.shard import ShardIdentity, verify_blocks, verify_header
-from s3kv.errors import Corrupt, Denied, Mismatch, S3KVError, Throttled
+from s3kv.errors import Corrupt, Denied, Mismatch, NewerFormat, S3KVError, Throttled
 from s3kv.runtime.ports import Deliverer, LentSlot, Slots
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class LoadFault(Enum):
     MISSING = ("missing", True)
     CORRUPT = ("corrupt", True)
     OTHER_IDENTITY = ("other_identity", True)
+    NEWER_FORMAT = ("newer_format", False)  # others can read it: it is not ours to report dead
     UNAVAILABLE = ("unavailable", False)
     THROTTLED = ("throttled", False)
     DENIED = ("denied", False)
@@ -90,6 +91,8 @@ def fault_of(error: S3KVError) -> LoadFault:
     match error:
         case Corrupt():
             return LoadFault.CORRUPT
+        case NewerFormat():
+            return LoadFault.NEWER_FORMAT
         case Mismatch():
             return LoadFault.OTHER_IDENTITY
         case Throttled():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from s3kv.core import records
 from s3kv.core.records import DEAD, RecordSet, make_records, merge, overlay
 
 Row = tuple[int, int, int, int]
@@ -23,8 +25,8 @@ def build(given_rows: list[Row]) -> RecordSet:
     return make_records(*columns)
 
 
-def unbuild(records: RecordSet) -> list[Row]:
-    columns = (records.fps, records.seen_s, records.blocks, records.flags)
+def unbuild(given: RecordSet) -> list[Row]:
+    columns = (given.fps, given.seen_s, given.blocks, given.flags)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -47,6 +49,19 @@ def test_merging_keeps_the_greatest_record_of_each_fingerprint(sets: list[list[R
     merged = merge([build(part) for part in sets])
 
     assert unbuild(merged) == model([row for part in sets for row in part])
+
+
+@given(rows, st.lists(rows, max_size=3))
+def test_a_large_set_and_a_few_small_ones_are_merged_by_the_same_law(
+    large: list[Row], small: list[list[Row]]
+) -> None:
+    parts = [*small, large]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "OVERLAY_MIN", 0)
+        patch.setattr(records, "OVERLAY_RATIO", 1)
+        merged = merge([build(part) for part in parts])
+
+    assert unbuild(merged) == model([row for part in parts for row in part])
 
 
 @given(st.lists(rows, min_size=1, max_size=5), st.randoms(use_true_random=False))

@@ -176,7 +176,7 @@ def test_the_layout_digest_covers_what_a_worker_sees() -> None:
 
 
 def test_an_unknown_format_version_is_a_mismatch_whatever_else_it_holds() -> None:
-    with pytest.raises(Mismatch, match="version 2, not 1"):
+    with pytest.raises(Mismatch, match="format '2'; this build reads '1': upgrade"):
         parse_namespace_document(b'{"format_version":2,"anything":[]}')
     with pytest.raises(ValueError, match="version 2"):
         form_namespace(replace(FIELDS, format_version=2))
