@@ -1,7 +1,8 @@
 """`s3kv doctor URI`: can an engine use this bucket, and if not, what has to change.
 
 Runs the checks of `cli.checks` and says the outcome in words and as an exit code: 0 all good,
-1 usable with limits, 2 unusable. Never creates a bucket and leaves nothing behind.
+1 usable with limits, 2 unusable. Says as well how late engines learn of each other here, and what
+that costs. Never creates a bucket and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Final
 
 from s3kv.bucket.connect import BucketSettings, connect
 from s3kv.bucket.settings import MIB
+from s3kv.cli.bounds_view import bounds_document, default_pace, show_bounds
 from s3kv.cli.checks import PART_BYTES, Examination, Stores
 from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, EXIT_UNUSABLE, bucket_settings
 from s3kv.cli.findings import Finding, engine_words, exit_code_of
 from s3kv.cli.options import Options
 from s3kv.cli.output import Column, Document, Output
 from s3kv.cli.sdk_view import SdkView
+from s3kv.core.bounds import REQUEST_S, Pace
 from s3kv.runtime.clock import Clock
 
 SHARD_ADVICE: Final = (
@@ -72,7 +75,14 @@ def _document(settings: BucketSettings, findings: Sequence[Finding], exit_code: 
         "engine": engine_words(findings),
         "checks": [asdict(finding) for finding in findings],
         "advised_shard_bytes": [4 * MIB, 64 * MIB],
+        "bounds": bounds_document(pace_of(findings)),
     }
+
+
+def pace_of(findings: Sequence[Finding]) -> Pace:
+    """The default intervals; a request takes what it takes to this store, if that is more."""
+    measured_s = [f.numbers["head_median_s"] for f in findings if "head_median_s" in f.numbers]
+    return default_pace(max(REQUEST_S, *measured_s, 0.0))
 
 
 def _show(settings: BucketSettings, findings: Sequence[Finding], output: Output) -> None:
@@ -87,3 +97,5 @@ def _show(settings: BucketSettings, findings: Sequence[Finding], output: Output)
     output.line(engine_words(findings), "bold")
     if exit_code_of(findings) != EXIT_UNUSABLE:
         output.line(SHARD_ADVICE)
+        output.line()
+        show_bounds(pace_of(findings), output)

@@ -82,13 +82,14 @@ def staleness(pace: Pace) -> Staleness:
     commit_s = _COMMIT_REQUESTS * pace.request_s
     idle_s = pace.fold_idle_s + pace.poll_interval_s + commit_s
     take_over_s = (
-        # The leader may die right after it folded this writer's commit before.
+        # The leader may die right after it folded this writer's commit before, and its last tick
+        # come in just after the new commit: patience begins then. The other poll is the reader's.
         pace.commit_interval_s
         + pace.patience_s
         + pace.patience_spread_s
         + AGE_ROUNDING_S
         + pace.recheck_min_s
-        + pace.poll_interval_s
+        + 2 * pace.poll_interval_s
         + _TAKE_OVER_REQUESTS * pace.request_s
     )
     return Staleness(

@@ -162,3 +162,27 @@ async def test_a_slot_goes_back_only_when_its_sealing_has_ended(
     may_end.set()
     assert await draining == 1
     assert not bench.lent
+
+
+# ------------------------------------------------------------------ a pause of saves
+async def test_a_pause_ends_what_waits_and_lets_end_what_is_being_sent(bench: Bench) -> None:
+    hold = await bench.crowd()
+    bench.index.saves_paused = True
+    hold.released.set()
+    await bench.ended()
+
+    fates = [bench.outcomes[identity_of(index).chunk_hash] for index in (0, 1, 2)]
+    assert fates == [[(SaveFate.UPLOADED, "")], [(SaveFate.UPLOADED, "")], [(SaveFate.PAUSED, "")]]
+    assert {chunk_hash for _, chunk_hash, _ in bench.index.log} == {
+        identity_of(index).chunk_hash for index in (0, 1)
+    }, "what was sent is announced, or it would be an orphan"
+    assert bench.operations().count("put") == 2
+
+
+async def test_a_paused_save_asks_the_store_nothing(bench: Bench) -> None:
+    bench.index.saves_paused = True
+    assert await bench.save(0, rewrite=True) is SaveFate.PAUSED
+    assert bench.operations() == []
+
+    bench.index.saves_paused = False
+    assert await bench.save(1) is SaveFate.UPLOADED
