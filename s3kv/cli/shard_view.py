@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from s3kv.bucket.base import Missing, ObjectStore
-from s3kv.bucket.settings import MIB
 from s3kv.cli.connection import REQUEST_TIMEOUT_S
 from s3kv.cli.output import Document
 from s3kv.cli.words import bytes_text
 from s3kv.core.ids import ZERO_HASH
 from s3kv.core.keys import parse_shard_key
 from s3kv.core.shard import ShardHeader, header_length, read_header, verify_blocks
+from s3kv.core.verifying import pieces
 from s3kv.errors import Corrupt, Mismatch, Transient
+from s3kv.runtime.inspecting import PIECE_BYTES, PIECE_TIMEOUT_S
 
-PIECE_BYTES: Final = 32 * MIB
-PIECE_TIMEOUT_S: Final = 120.0
 _LENGTH_BYTES: Final = 8
 
 
@@ -80,8 +79,10 @@ async def read_shard(store: ObjectStore, key: str) -> ShardView:
         size, head = await _read_head(store, key)
         header = read_header(bytes(head))
         _check_name(key, size, header)
-        for group_index in range(len(header.geometry.groups)):
-            await _verify_group(store, key, header, group_index)
+        for piece in pieces(header, PIECE_BYTES):
+            with memoryview(bytearray(piece.length)) as data:
+                await _fetch(store, key, piece.start, data)
+                verify_blocks(header, header.geometry, piece.group_index, piece.first_block, data)
     except (Corrupt, Mismatch) as error:
         return ShardView(key, size, header, str(error))
     return ShardView(key, size, header, "")
@@ -131,17 +132,3 @@ def _check_name(key: str, size: int, header: ShardHeader) -> None:
     expected = header.geometry.shard_bytes(identity.block_count)
     if size != expected:
         raise Corrupt(f"{size} bytes, {expected} by its header")
-
-
-async def _verify_group(
-    store: ObjectStore, key: str, header: ShardHeader, group_index: int
-) -> None:
-    geometry, block_count = header.geometry, header.identity.block_count
-    block_bytes = geometry.groups[group_index].block_bytes
-    step = max(1, PIECE_BYTES // block_bytes)
-    for first in range(0, block_count, step):
-        count = min(step, block_count - first)
-        start, length = geometry.group_range(group_index, block_count, first, count)
-        with memoryview(bytearray(length)) as piece:
-            await _fetch(store, key, start, piece)
-            verify_blocks(header, geometry, group_index, first, piece)
