@@ -53,6 +53,14 @@ class Output:
         else:
             show()
 
+    def event(self, document: Document, text: str) -> None:
+        """One of many answers of a command that goes on: a document, or a text, on one line."""
+        if self.form == "json":
+            sys.stdout.write(json.dumps(document, ensure_ascii=True) + "\n")
+        else:
+            self.line(text)
+        sys.stdout.flush()  # whoever reads a pipe reads along
+
     def refuse(self, message: str, document: Document) -> None:
         """Say in one line on stderr why there is no answer; as a document too if wanted."""
         sys.stderr.write(f"s3kv: {printable(message)}\n")
@@ -106,6 +114,28 @@ class Output:
 
         with Console(stderr=True).status(escape(what)) as status:
             yield lambda text: status.update(escape(f"{what} {printable(text)}"))
+
+    @contextmanager
+    def bar(self, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        """A progress bar on stderr while the block runs, if stderr is a terminal.
+
+        Gives a function that takes how much of total is done, and a text to show behind the bar.
+        """
+        if not sys.stderr.isatty():
+            yield lambda done, text: None
+            return
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.progress import Progress, TimeElapsedColumn
+
+        columns = [*Progress.get_default_columns(), TimeElapsedColumn()]
+        with Progress(
+            *columns, "{task.fields[text]}", console=Console(stderr=True), transient=True
+        ) as progress:
+            task = progress.add_task(escape(what), total=total, text="")
+            yield lambda done, text: progress.update(
+                task, completed=done, text=escape(printable(text))
+            )
 
 
 def _style(cell: str) -> str:

@@ -42,7 +42,7 @@ from s3kv.core.requests import (
     listed,
     work,
 )
-from s3kv.errors import Corrupt, Mismatch, Transient
+from s3kv.errors import Corrupt, Mismatch, NewerFormat, Transient
 
 DELETE_MAX: Final = 1_000
 """Names in one request of a clean-up."""
@@ -76,6 +76,8 @@ class Compactor:
         self._follower = follower
         self._writer = writer
         self._settings = settings
+        self._readable: set[tuple[str, int, float, str]] = set()
+        """Uploads of runs that were read whole."""
         self._check_at_s = float("-inf")
         self._check_at_head = 0
 
@@ -108,10 +110,35 @@ class Compactor:
         merging = plan_merging(sizes, ticks, self._settings.ticks_min)
         if merging is not None:
             yield from self._write(merging, log, now)
+        yield from self._clean_up(log)
+
+    def _clean_up(self, log: _Log) -> Steps[None]:
+        """Delete what runs repeat that were read: a damaged one repeats nothing."""
         ages = {run: found.age_s for run, found in log.runs.items()}
         head = self._follower.snapshot.head
-        plan = plan_clean_up(ages, log.ticks, head, self._settings.margin_s)
-        yield from self._delete(plan)
+        self._readable &= {found.upload for found in log.runs.values()}
+        while True:
+            plan = plan_clean_up(ages, log.ticks, head, self._settings.margin_s)
+            unread = [run for run in plan.relies_on if log.runs[run].upload not in self._readable]
+            if plan.is_empty or not unread:
+                break
+            for run in unread:
+                if not (yield from self._can_read(run, log.runs[run])):
+                    del ages[run]
+        if not plan.is_empty:
+            yield from self._delete(plan)
+
+    def _can_read(self, run: Span, found: Listed) -> Steps[bool]:
+        name = keys.run_key(self._follower.namespace, *run)
+        reply = yield from ask(Get(name, max_file_bytes(Kind.RUN)))
+        try:
+            yield from self._decoded(reply, Kind.RUN, run)
+        except NewerFormat:
+            raise
+        except (Corrupt, Mismatch):
+            return False
+        self._readable.add(found.upload)
+        return True
 
     def _list(self) -> Steps[_Log]:
         ns = self._follower.namespace

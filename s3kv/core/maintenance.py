@@ -115,10 +115,19 @@ def plan_merging(
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """Files of the log whose content others repeat."""
+    """Files of the log whose content others repeat.
+
+    relies_on: the runs that repeat it; whoever deletes has to be sure that they can be read.
+    """
 
     runs: tuple[Span, ...]
     ticks: tuple[int, ...]
+    relies_on: tuple[Span, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be deleted."""
+        return not (self.runs or self.ticks)
 
 
 def plan_clean_up(
@@ -134,6 +143,7 @@ def plan_clean_up(
     return CleanUp(
         tuple(sorted(run for run in runs if run not in kept and run[1] <= safe_end)),
         tuple(sorted(tick for tick in ticks if tick <= safe_end and tick != head)),
+        tuple(safe_cover),
     )
 
 

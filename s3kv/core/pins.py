@@ -44,7 +44,7 @@ class Pins:
             if name is None:
                 continue
             before = known.get(found.key)
-            if before is not None and _is_same(before[0], found):
+            if before is not None and before[0].upload == found.upload:
                 self._read[found.key] = before
                 continue
             answer = yield from ask(Get(found.key, SET_BYTES_MAX))
@@ -62,7 +62,3 @@ class Pins:
         self.complete = not problem
         columns = [fps for _, fps in self._read.values()]
         self.fps = np.unique(np.concatenate(columns)) if columns else NOTHING_PINNED
-
-
-def _is_same(before: Listed, now: Listed) -> bool:
-    return (before.etag, before.size, before.modified_s) == (now.etag, now.size, now.modified_s)

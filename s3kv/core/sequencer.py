@@ -47,7 +47,7 @@ class SequencerSettings:
     fold_idle_s: float = 5.0
     busy_for_s: float = 60.0  # after news, folding goes on at the busy rate this long
     patience_s: float = 2.0  # a segment older than this plus U(0, spread) has no sequencer
-    patience_spread_s: float = 3.0
+    patience_spread_s: float = 2.0
     recheck_min_s: float = 0.5
     inbox_check_s: float = 60.0
     watermark_check_s: float = 60.0
@@ -81,7 +81,7 @@ class Sequencer:
         self._rng = rng
         self._inbox = Inbox(follower.namespace, settings.drop_unreadable_s)
         self._seq = 0
-        self._news_s = self._fold_at_s = self._segment_s = -math.inf
+        self._news_s = self._fold_at_s = self._segment_s = self._watched_s = -math.inf
         self._routine_at_s = -math.inf
         self._segment_check_at_s = math.inf
         self._resyncs_checked = -1
@@ -153,8 +153,9 @@ class Sequencer:
         reply = yield from ask(Put(key, encode(header, records), by_s))
         self.follower.note(records)
         self._segment_s = reply.received_s
-        check_at_s = reply.received_s + self._patience_s
-        self._segment_check_at_s = min(self._segment_check_at_s, check_at_s)
+        if self._segment_check_at_s == math.inf:
+            self._watched_s = reply.received_s
+            self._segment_check_at_s = reply.received_s + self._patience_s
 
     def sequence(
         self,
@@ -236,8 +237,7 @@ class Sequencer:
             now.monotonic_s >= self._routine_at_s
             or self.follower.resync_count != self._resyncs_checked
         )
-        if not routine and self.follower.tick_seen_s > self._segment_s:
-            self._segment_check_at_s = math.inf  # a sequencer lives; the routine check remains
+        if not routine and self._is_looked_after(now.monotonic_s):
             return
         resyncs = self.follower.resync_count
         waiting = yield from self._inbox.oldest()
@@ -254,6 +254,20 @@ class Sequencer:
             self._segment_check_at_s = waiting.at_s + self._patience_s
             yield from self.sequence(now)
             self.takeover_count += self.leads
+
+    def _is_looked_after(self, now_s: float) -> bool:
+        """Whether somebody folds, as far as ticks tell; sets when to ask again.
+
+        A tick may have been on its way when our segment was written: only one that comes a while
+        later has surely folded it. While ticks come a stream of commits costs no listing.
+        """
+        tick_s = self.follower.tick_seen_s
+        if tick_s > self._segment_s + self._patience_s:
+            self._segment_check_at_s = math.inf
+            return True
+        due_s = max(self._watched_s, tick_s) + self._patience_s
+        self._segment_check_at_s = max(due_s, now_s)
+        return due_s > now_s
 
     def _header(
         self, kind: Kind, number: int, now: Moment, watermark_s: int, pause_bits: int
@@ -323,7 +337,9 @@ class Sequencer:
         if len(fold.records):
             self._news_s = now_s
         busy = now_s - self._news_s < settings.busy_for_s
-        wait_s = settings.fold_busy_s if busy else settings.fold_idle_s
+        # A process that does nothing else keeps the lead: it folds before anybody runs out of
+        # patience ($13 a month).
+        wait_s = settings.fold_busy_s if busy or settings.takes_lead else settings.fold_idle_s
         self._fold_at_s = now_s if fold.has_more else now_s + wait_s
 
     def _new_patience(self) -> float:

@@ -28,6 +28,9 @@ from s3kv.runtime.index_client import IndexReader, IndexSettings
 
 logger = logging.getLogger(__name__)
 
+LEAD_CHECK_S = 60.0
+"""How often an engine that does not lead looks whether it does, and so should compact."""
+
 
 class IndexWriter(IndexReader):
     """Follows the index, commits to it, and folds everybody's commits when it leads."""
@@ -155,7 +158,8 @@ class IndexWriter(IndexReader):
     def _compact_due_s(self, now_s: float) -> float:
         # Who leads has folded the inbox a moment ago, which is what the compactor relies on.
         may = self.sequencer.leads and self.writes_allowed and self.snapshot.is_fresh(now_s)
-        return self._compactor.due(now_s) if may else float("inf")
+        # Not leading now may change: nobody wakes this task for it.
+        return self._compactor.due(now_s) if may else now_s + LEAD_CHECK_S
 
     async def _compact(self) -> None:
         written = self._compactor.counts.runs_written

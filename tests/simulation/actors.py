@@ -268,7 +268,7 @@ def check(world: World, engines: list[Engine], last: Follower) -> None:
     if after.live().fps.tolist() != last.snapshot.live().fps.tolist():
         world.errors.append("I3 announced records are not in the index")
     dead = {int(fp) for fp in after.whole().fps[after.whole().flags & DEAD != 0]}
-    for chunk in set(published.fps.tolist()) & set(world.pinned) - live - dead:
+    for chunk in set(published.fps.tolist()) & set(world.pinned) - live - dead - world.harmed:
         world.errors.append(f"I5 pinned chunk {chunk} was forgotten")
     for chunk in live:
         if not all(shard(chunk, writer) in world.store.objects for writer in range(SHARDS)):
@@ -292,6 +292,7 @@ def simulate(seed: int, faults: frozenset[str] = frozenset(), steps: int = 2_000
     world.store.page_keys = world.rng.choice((3, 1_000))
     world.limits = Limits(ttl_s=world.rng.choice((None, None, 900)))
     world.skews_s = world.rng.choice(((0,), (0,), (-20, 0, 20)))
+    world.recent_max = world.rng.choice((3, 65_536))
     pin(world, faults)
     engines: dict[str, Engine] = {}
 

@@ -122,15 +122,15 @@ class HastyInbox(Inbox):
         return Fold(fold.records, (), fold.has_more)
 
 
-def new_follower(faults: frozenset[str]) -> Follower:
+def new_follower(world: World, faults: frozenset[str]) -> Follower:
     kinds = {"trust_404": CredulousFollower, "deaf_start": DeafFollower}
     kind = next((kinds[fault] for fault in faults if fault in kinds), Follower)
-    return kind(NS, HEAD_TTL)
+    return kind(NS, HEAD_TTL, world.recent_max)
 
 
 def new_sequencer(world: World, faults: frozenset[str], settings: SequencerSettings) -> Sequencer:
     writer = world.rng.randbytes(16)
-    follower = new_follower(faults)
+    follower = new_follower(world, faults)
     kind = TrustingSequencer if "trust_success" in faults else Sequencer
     sequencer = kind(follower, writer, settings, random.Random(world.rng.random()))
     if "delete_first" in faults:
@@ -149,7 +149,7 @@ def new_sweeper(world: World, faults: frozenset[str], limits: Limits, rules: Swe
     settings = replace(SETTINGS, limits=limits, watermark_check_s=0)
     sequencer = new_sequencer(world, faults, settings)
     if "deaf_sweep" in faults:
-        sequencer.follower = DeafFollower(NS, HEAD_TTL)
+        sequencer.follower = DeafFollower(NS, HEAD_TTL, world.recent_max)
     kinds = {
         "stale_sweep": CarelessSweeper,
         "no_grace": HastySweeper,

@@ -58,6 +58,8 @@ class World:
         """How far every engine is configured to forget."""
         self.skews_s: tuple[float, ...] = (0,)
         """How far clocks of engines may be off."""
+        self.recent_max = 65_536
+        """Records that a reader keeps beside its base."""
         self.pinned: tuple[int, ...] = ()
         """Chunks of a pinned set."""
         self.harmed: set[int] = set()

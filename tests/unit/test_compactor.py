@@ -78,6 +78,39 @@ def test_a_run_leaves_out_what_is_below_the_watermark_only() -> None:
     assert 2 in records.fps.tolist(), "else a sweep would adopt the bad shard (R9)"
 
 
+@pytest.mark.parametrize("body", [b"damaged", b""])
+def test_a_run_that_cannot_be_read_is_no_reason_to_delete_a_tick(body: bytes) -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+    store.run(made.act(store.now()))
+    (name,) = store.keys("/run/")
+    store.carry_out(core.Put(name, body))
+    store.now_s += 2 * MARGIN_S
+
+    store.run(made.act(store.now()))
+    assert len(store.keys("/tick/")) == TICKS + 1
+    assert live(new_engine(store, "r")) == [1, 2, 3, 4, 5, 0xFFFF]
+
+
+def test_a_run_is_read_once_before_what_it_repeats_goes() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+    store.run(made.act(store.now()))
+    (name,) = store.keys("/run/")
+    store.now_s += MARGIN_S
+
+    def reads() -> int:
+        return sum(isinstance(each, core.Get) and each.key == name for each in store.requests)
+
+    assert reads() == 0
+    for _ in range(3):
+        store.run(made.act(store.now()))
+        store.run(leader.flush(chunk(9), store.now()))
+    assert reads() == 1
+
+
 def test_a_young_tick_that_cannot_be_read_stops_compaction_and_an_old_one_does_not() -> None:
     store = IndexStore()
     leader = filled(store)

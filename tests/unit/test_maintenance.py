@@ -122,10 +122,10 @@ def test_what_a_young_run_repeats_stays() -> None:
     """Somebody may be reading by a listing that does not have the run yet (R7)."""
     plan = plan_clean_up({(1, 5): 200.0, (1, 9): 10.0}, range(1, 11), head=10, margin_s=100.0)
 
-    assert plan == CleanUp((), (1, 2, 3, 4, 5))
+    assert plan == CleanUp((), (1, 2, 3, 4, 5), relies_on=((1, 5),))
 
 
 def test_a_run_inside_an_old_wider_one_goes() -> None:
     plan = plan_clean_up({(1, 5): 500.0, (1, 9): 200.0}, (9, 10), head=10, margin_s=100.0)
 
-    assert plan == CleanUp(((1, 5),), (9,))
+    assert plan == CleanUp(((1, 5),), (9,), relies_on=((1, 9),))

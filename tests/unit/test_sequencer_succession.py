@@ -7,6 +7,7 @@ import pytest
 from s3kv.core import keys
 from s3kv.core import requests as core
 from s3kv.core.indexfile import Kind, encode
+from s3kv.core.sequencer import Sequencer
 from s3kv.errors import Transient
 from tests.fakes.index_store import NS, IndexStore, make_header
 from tests.fakes.sequencers import TTL_S, chunk, leading_engine, live, new_engine, read_tick
@@ -202,20 +203,80 @@ def test_a_steady_stream_of_commits_does_not_put_off_the_take_over() -> None:
     assert engine.leads
 
 
-def test_while_another_sequencer_lives_own_commits_cost_no_listing() -> None:
+def test_a_commit_that_few_ticks_follow_costs_one_listing() -> None:
+    """The tick that came may have been on its way before: its maker may have died since."""
     store = IndexStore()
     leader, writer = leading_engine(store, "a"), new_engine(store, "b")
     store.run(writer.act(store.now()))
     store.run(writer.flush(chunk(5), store.now()))
     store.run(leader.sequence(store.now()))
     store.run(writer.follower.poll())
-    store.now_s += 6.0
     store.requests.clear()
 
-    store.run(writer.act(store.now()))
+    for _ in range(50):
+        store.now_s += 0.5
+        if writer.due(store.now_s) <= store.now_s:
+            store.run(writer.act(store.now()))
 
-    assert store.requests == []
+    assert store.count(core.ListPrefix) == 1
     assert not writer.leads
+
+
+def test_a_leader_that_dies_right_after_a_tick_is_missed_within_the_patience() -> None:
+    """That tick had not seen the segment, but came after it."""
+    store = IndexStore()
+    leader, writer = leading_engine(store, "a"), new_engine(store, "b")
+    store.run(writer.act(store.now()))
+    hidden = store.run(_tick_without_the_inbox(store, leader, writer))
+    assert hidden == 1
+
+    end_s = store.now_s + 6.5
+    while store.now_s < end_s:
+        store.now_s += 0.5
+        if writer.due(store.now_s) <= store.now_s:
+            store.run(writer.act(store.now()))
+    assert writer.leads
+    assert 5 in live(new_engine(store, "r"))
+
+
+def _tick_without_the_inbox(
+    store: IndexStore, leader: Sequencer, writer: Sequencer
+) -> core.Steps[int]:
+    """The leader makes a tick while the segment comes to lie in the inbox."""
+    folding = leader.sequence(store.now(), chunk(7))
+    request = next(folding)
+    while not isinstance(request, core.Create):
+        request = folding.send((yield request))
+    store.run(writer.flush(chunk(5), store.now()))
+    yield request
+    folding.close()
+    yield from writer.follower.poll()
+    return len(store.keys("/inbox/"))
+
+
+def test_a_stream_of_commits_costs_no_listing_while_another_sequencer_lives() -> None:
+    store = IndexStore()
+    leader, writer = leading_engine(store, "a"), new_engine(store, "b")
+    store.run(writer.act(store.now()))
+    store.requests.clear()
+    for fp in range(30):
+        store.run(writer.flush(chunk(fp), store.now()))
+        store.now_s += 0.5
+        store.run(leader.sequence(store.now()))
+        before = store.count(core.ListPrefix)
+        store.run(writer.flush(chunk(100 + fp), store.now()))
+        store.run(writer.follower.poll())
+        if writer.due(store.now_s) <= store.now_s:
+            store.run(writer.act(store.now()))
+        assert store.count(core.ListPrefix) == before
+        store.now_s += 0.5
+
+    # And when it dies, the last commit is looked after.
+    for _ in range(12):
+        store.now_s += 0.5
+        if writer.due(store.now_s) <= store.now_s:
+            store.run(writer.act(store.now()))
+    assert writer.leads
 
 
 def test_a_store_without_dates_does_not_prevent_a_take_over() -> None:

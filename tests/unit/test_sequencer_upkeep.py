@@ -53,6 +53,17 @@ def test_once_it_leads_it_says_nothing_more_than_anybody() -> None:
     assert len(store.keys("/tick/")) == 1
 
 
+def test_it_folds_before_anybody_runs_out_of_patience_however_idle_it_was() -> None:
+    store = IndexStore()
+    leader = new_engine(store, "l", LEADS)
+    store.run(leader.act(store.now()))
+    for _ in range(100):
+        store.now_s = max(store.now_s, leader.due(store.now_s))
+        before_s = store.now_s
+        store.run(leader.act(store.now()))
+        assert leader.due(store.now_s) - before_s < LEADS.patience_s
+
+
 def test_two_that_take_the_lead_take_turns_at_their_patience_and_not_at_once() -> None:
     store = IndexStore()
     one, two = new_engine(store, "1", LEADS), new_engine(store, "2", LEADS)
