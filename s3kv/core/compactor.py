@@ -171,9 +171,10 @@ class Compactor:
                 try:
                     file = yield from self._decoded(reply, Kind.TICK, (tick, tick))
                 except Corrupt:
-                    if log.ticks[tick].age_s < self._settings.margin_s:
+                    # An empty one was never finished; an old one nobody will ever read.
+                    if reply.value != b"" and log.ticks[tick].age_s < self._settings.margin_s:
                         raise
-                    continue  # nobody will ever read it: it must not stop compaction for ever
+                    continue
                 header = file[0]
                 parts.append(file[1])
         if header is not None:

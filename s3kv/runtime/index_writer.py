@@ -28,9 +28,6 @@ from s3kv.runtime.index_client import IndexReader, IndexSettings
 
 logger = logging.getLogger(__name__)
 
-LEAD_CHECK_S = 60.0
-"""How often an engine that does not lead looks whether it does, and so should compact."""
-
 
 class IndexWriter(IndexReader):
     """Follows the index, commits to it, and folds everybody's commits when it leads."""
@@ -158,8 +155,7 @@ class IndexWriter(IndexReader):
     def _compact_due_s(self, now_s: float) -> float:
         # Who leads has folded the inbox a moment ago, which is what the compactor relies on.
         may = self.sequencer.leads and self.writes_allowed and self.snapshot.is_fresh(now_s)
-        # Not leading now may change: nobody wakes this task for it.
-        return self._compactor.due(now_s) if may else now_s + LEAD_CHECK_S
+        return self._compactor.due(now_s) if may else float("inf")
 
     async def _compact(self) -> None:
         written = self._compactor.counts.runs_written

@@ -128,6 +128,14 @@ def test_a_young_tick_that_cannot_be_read_stops_compaction_and_an_old_one_does_n
     assert live(new_engine(store, "r")) == [1, 3, 4, 5, 0xFFFF]
 
 
+def test_a_tick_that_was_never_finished_stops_nothing() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    store.objects[keys.tick_key(NS, 3)] = (b"", store.now_s)
+    store.run(compactor_of(leader).act(store.now()))
+    assert len(store.keys("/run/")) == 1
+
+
 def test_a_tick_that_is_cleaned_up_by_another_meanwhile_is_no_gap_in_a_run() -> None:
     store = IndexStore()
     leader = filled(store)

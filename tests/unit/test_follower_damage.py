@@ -22,7 +22,7 @@ from tests.fakes.followers import (
 from tests.fakes.index_store import NS, IndexStore, make_header
 
 
-@pytest.mark.parametrize("body", [b"", b"junk", encode(make_header(Kind.TICK, 9), chunk(9))])
+@pytest.mark.parametrize("body", [b"\0", b"junk", encode(make_header(Kind.TICK, 9), chunk(9))])
 def test_an_unreadable_tick_is_skipped_and_the_index_says_that_it_is_incomplete(
     body: bytes,
 ) -> None:
@@ -36,6 +36,20 @@ def test_an_unreadable_tick_is_skipped_and_the_index_says_that_it_is_incomplete(
     assert live(follower) == [1, 3]
     assert follower.snapshot.incomplete
     assert follower.skipped_count == 1
+
+
+def test_a_tick_that_was_never_finished_is_skipped_and_lacks_nothing() -> None:
+    """Some stores keep an empty object when the client dies inside its PUT."""
+    store, follower = IndexStore(), new_follower()
+    put_tick(store, 1, chunk(1))
+    store.objects[keys.tick_key(NS, 2)] = (b"", 0.0)
+    put_tick(store, 3, chunk(3))
+
+    store.run(follower.open())
+
+    assert live(follower) == [1, 3]
+    assert follower.snapshot.head == 3
+    assert not follower.snapshot.incomplete
 
 
 def test_a_tick_that_is_too_large_to_be_one_is_skipped() -> None:

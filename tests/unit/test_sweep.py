@@ -147,6 +147,15 @@ def test_a_chunk_that_lacks_a_shard_goes_when_nobody_can_be_storing_it() -> None
     assert plan([shard(1)]).delete == {Why.INCOMPLETE: [shard(1)]}
 
 
+def test_an_empty_object_is_no_shard() -> None:
+    """Some stores keep one when the client dies inside its PUT."""
+    torn = [shard(1), shard(1, 1, size=0)]
+    assert plan(torn).delete == {Why.INCOMPLETE: torn}
+    listed = plan(torn, used(1, WATERMARK_S))
+    assert listed.condemned == []
+    assert listed.lost.fps.tolist() == [1]
+
+
 def test_a_chunk_of_a_size_that_no_chunk_has_goes() -> None:
     odd = shards(1, size=SIZE + 1)
     assert plan(odd).delete == {Why.MISSHAPEN: odd}
