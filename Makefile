@@ -19,9 +19,9 @@ ENGINE_ENV := $(VENV)/.s3kv-engine
 PIP_INDEX := $(VENV)/.s3kv-pip-args
 
 # Hard limits in seconds, see docs/testing.md; S3KV_BUDGET_FACTOR stretches them all.
-BUDGET_LINT := 90
-BUDGET_FAST := 270
-BUDGET_INTEGRATION := 240
+BUDGET_LINT := 60
+BUDGET_FAST := 250
+BUDGET_INTEGRATION := 330
 BUDGET_ENGINE := 840
 BUDGET_ALL := 3600
 

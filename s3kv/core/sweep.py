@@ -119,7 +119,7 @@ class _Chunk:
 
     @property
     def is_whole(self) -> bool:
-        """Some stores keep an empty object when the client dies inside its PUT: that is no shard."""
+        """Some stores keep an empty object of a PUT whose client died: that is no shard."""
         there = sum(found.size > 0 for found in self.shards.values())
         return there == self.writer_count
 

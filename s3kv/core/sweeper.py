@@ -30,6 +30,7 @@ from s3kv.core.requests import (
     ListPrefix,
     Moment,
     PageOf,
+    Stat,
     Steps,
     ask,
     ask_all,
@@ -51,7 +52,7 @@ CLOCK_STEP_S: Final = 2.0
 
 @dataclass(slots=True)
 class Deeds:
-    """What was done. Totals since start."""
+    """Totals since start. renewed: shards; renewed_files: of the log, sets and fields."""
 
     deleted: int = 0
     deleted_bytes: int = 0
@@ -59,6 +60,7 @@ class Deeds:
     adopted: int = 0
     reported_lost: int = 0
     renewed: int = 0
+    renewed_files: int = 0
 
 
 class Sweeper:
@@ -125,9 +127,27 @@ class Sweeper:
         condemned = plan.condemned
         for start in range(0, len(condemned), DELETE_MAX):
             yield from self._delete(tuple(condemned[start : start + DELETE_MAX]), by_s)
-        copies = [Copy(found, found.key) for found in plan.renew]
-        for reply in (yield from ask_all(copies)):
-            self.deeds.renewed += not isinstance(reply.value, Absent)
+        self.deeds.renewed += yield from self._renewed(plan.renew)
+
+    def renew_log(self) -> Steps[None]:
+        """Copy what is no shard onto itself in time: the log, pinned sets, the namespace's fields.
+
+        A lifecycle rule would take the index with its chunks. Raises `Transient`, `Denied`.
+        """
+        after_s, ns = self._rules.renew_after_s, self._follower.namespace
+        if after_s is None:
+            return
+        prefixes = (keys.run_prefix(ns), keys.tick_prefix(ns), keys.sets_prefix(ns))
+        replies = yield from ask_all([ListPrefix(prefix) for prefix in prefixes])
+        fields = yield from ask(Stat(keys.namespace_key(ns)))
+        found = [each for reply in replies for each in listed(reply) if _is_kept(each.key)]
+        found += [fields.value] if isinstance(fields.value, Listed) else []
+        old = [each for each in found if each.age_s >= after_s]
+        self.deeds.renewed_files += yield from self._renewed(old)
+
+    def _renewed(self, found: Sequence[Listed]) -> Steps[int]:
+        replies = yield from ask_all([Copy(each, each.key) for each in found])
+        return sum(not isinstance(reply.value, Absent) for reply in replies)
 
     def _delete(self, found: tuple[Listed, ...], by_s: float) -> Steps[None]:
         reply = yield from ask(DeleteListed(found, by_s))
@@ -219,6 +239,12 @@ class Sweeper:
                 else:
                     asked[i] = replace(asked[i], token=page.token)
         return found, now_s
+
+
+def _is_kept(key: str) -> bool:
+    """Whether a name is exactly one of ours in the log or among the sets."""
+    parsers = (keys.parse_run_key, keys.parse_tick_key, keys.parse_set_key)
+    return any(parse(key) is not None for parse in parsers)
 
 
 @dataclass(frozen=True, slots=True)

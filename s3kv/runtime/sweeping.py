@@ -215,6 +215,8 @@ class _Pass:
         await self._walk(folders, on_folders)
         if self.report.problem:
             return
+        if self._orders.deed == "sweep":
+            await self._tool.perform(self._sweeper.renew_log())
         self.report.name_foreign(await self._foreign_folders())
         if self._orders.deed != "rebuild":
             await self._clear_uploads()

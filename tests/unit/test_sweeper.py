@@ -284,6 +284,29 @@ def test_shards_in_use_are_renewed_and_stay_the_same() -> None:
     assert store.now_s - modified_s < 1
 
 
+def test_the_log_and_the_sets_are_renewed_with_the_shards_and_nothing_foreign_is() -> None:
+    store = IndexStore()
+    leading_engine(store)
+    old = [keys.tick_key(NS, 1), keys.set_key(NS, "docs"), keys.namespace_key(NS)]
+    for name in [*old[1:], f"{keys.tick_prefix(NS)}x"]:
+        store.carry_out(core.Put(name, encode_set(make_set(NS, "docs", {}))))
+    store.now_s += DAY_S
+    young = keys.run_key(NS, 1, 1)
+    store.carry_out(core.Put(young, b""))
+    made = new_sweeper(store, rules=SweepRules(renew_after_s=DAY_S))
+    before_s = store.now_s
+
+    store.run(made.renew_log())
+    renewed = [name for name, (_, modified_s) in store.objects.items() if modified_s > before_s]
+    assert sorted(renewed) == sorted(old)
+    assert made.deeds.renewed_files == 3
+
+    store.now_s += DAY_S
+    without = new_sweeper(store)
+    store.run(without.renew_log())
+    assert without.deeds.renewed_files == 0
+
+
 def test_the_held_watermark_is_read_once_and_again_when_a_newer_one_is_old_enough() -> None:
     store = IndexStore()
     engine = leading_engine(store)
