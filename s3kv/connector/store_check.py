@@ -15,9 +15,8 @@ from s3kv.runtime.clock import Clock
 logger = logging.getLogger(__name__)
 
 NAMES_ONLY = (
-    "s3kv: the store has no conditional PUT (If-None-Match), so there is no index: chunks are "
-    "found by HEADs of their names, ttl_s and max_bytes are not kept (use a lifecycle rule), and "
-    "the fleet cannot be paused"
+    "s3kv: %s, so there is no index: chunks are found by HEADs of their names, ttl_s and max_bytes "
+    "are not kept (use a lifecycle rule), and the fleet cannot be paused"
 )
 
 FIRST_PAUSE_S = 1.0
@@ -72,7 +71,10 @@ async def look_at_store(
     )
     verdict = judge(capabilities)
     if verdict.names_only:
-        logger.warning(NAMES_ONLY)
+        lacks = "the store refuses deletes under this prefix (s3:DeleteObject)"
+        if not capabilities.conditional_put:
+            lacks = "the store has no conditional PUT (If-None-Match)"
+        logger.warning(NAMES_ONLY, lacks)
     elif settings.ttl_s is None and settings.max_bytes is None:
         logger.warning("s3kv: neither ttl_s nor max_bytes is set: the archive grows without bound")
     return verdict
@@ -82,4 +84,4 @@ def judge(capabilities: Capabilities) -> Verdict:
     """What this store may be used for."""
     if not capabilities.writable:
         return Verdict(read_only="the store refuses writes under this prefix")
-    return Verdict(names_only=not capabilities.conditional_put)
+    return Verdict(names_only=not (capabilities.conditional_put and capabilities.deletable))

@@ -152,9 +152,9 @@ class WorkerArchive:
         return self._writer.snapshot.pause.saves
 
     def knows(self, chunk_hash: BlockHash) -> bool:
-        """Whether a fresh index lists the chunk."""
+        """Whether a fresh index lists the chunk; without one a look at its name has to tell."""
         snapshot = self._writer.snapshot
-        fresh = snapshot.is_fresh(self._clock.monotonic_s())
+        fresh = snapshot.is_fresh(self._clock.monotonic_s()) and not self._is_names_only
         return fresh and bool(snapshot.present(fingerprints([chunk_hash]))[0])
 
     def knows_dead(self, chunk_hash: BlockHash) -> bool:

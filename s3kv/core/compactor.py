@@ -22,6 +22,7 @@ from s3kv.core.maintenance import (
     CleanUp,
     Merging,
     Span,
+    plan_bridging,
     plan_clean_up,
     plan_merging,
 )
@@ -42,10 +43,13 @@ from s3kv.core.requests import (
     listed,
     work,
 )
-from s3kv.errors import Corrupt, Mismatch, NewerFormat, Transient
+from s3kv.errors import Corrupt, Denied, Mismatch, NewerFormat, Transient
 
 DELETE_MAX: Final = 1_000
 """Names in one request of a clean-up."""
+
+RETRY_S: Final = 60.0
+"""Pause after a failed look; doubles up to the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +82,11 @@ class Compactor:
         self._settings = settings
         self._readable: set[tuple[str, int, float, str]] = set()
         """Uploads of runs that were read whole."""
+        self._damaged: set[tuple[str, int, float, str]] = set()
+        """Uploads of runs that cannot be read: as good as absent."""
         self._check_at_s = float("-inf")
         self._check_at_head = 0
+        self._retry_s = RETRY_S
 
     def due(self, now_s: float) -> float:
         """When (monotonic seconds, perhaps past) `act` may have something to do."""
@@ -94,20 +101,33 @@ class Compactor:
         """
         try:
             yield from self._look(now)
-        except (Corrupt, Mismatch):
-            self._plan_next_look(now.monotonic_s)
+        except Transient:
+            # Merging is dear: a store that takes no run gets no thousand reads every few seconds.
+            self._plan_next_look(now.monotonic_s, self._retry_s)
+            self._retry_s = min(2 * self._retry_s, self._settings.check_s)
             raise
-        self._plan_next_look(now.monotonic_s)
+        except (Corrupt, Mismatch, Denied):
+            self._plan_next_look(now.monotonic_s, self._settings.check_s)
+            raise
+        self._retry_s = RETRY_S
+        self._plan_next_look(now.monotonic_s, self._settings.check_s)
 
-    def _plan_next_look(self, now_s: float) -> None:
-        self._check_at_s = now_s + self._settings.check_s
+    def _plan_next_look(self, now_s: float, pause_s: float) -> None:
+        self._check_at_s = now_s + pause_s
         self._check_at_head = self._follower.snapshot.head + self._settings.ticks_min
 
     def _look(self, now: Moment) -> Steps[None]:
+        head = self._follower.snapshot.head
         log = yield from self._list()
-        sizes = {run: found.size for run, found in log.runs.items()}
+        if log.newest < head:
+            # Somebody emptied the log: whoever leads would go on where nobody begins to read.
+            self._follower.distrust()
+            return
+        runs = {run: found for run, found in log.runs.items() if found.upload not in self._damaged}
+        sizes = {run: found.size for run, found in runs.items()}
         ticks = {tick: found.size for tick, found in log.ticks.items()}
-        merging = plan_merging(sizes, ticks, self._settings.ticks_min)
+        merging = plan_bridging(runs, log.ticks, self._settings.margin_s)
+        merging = merging or plan_merging(sizes, ticks, self._settings.ticks_min)
         if merging is not None:
             yield from self._write(merging, log, now)
         yield from self._clean_up(log)
@@ -160,9 +180,16 @@ class Compactor:
         gets = [Get(name, max_file_bytes(Kind.RUN)) for name in names]
         replies = yield from ask_all(gets)
         parts: list[RecordSet] = []
-        for run, reply in zip(merging.runs, replies, strict=True):
-            parts.append((yield from self._decoded(reply, Kind.RUN, run))[1])
         header: Header | None = None
+        for run, reply in zip(merging.runs, replies, strict=True):
+            try:
+                header, records = yield from self._decoded(reply, Kind.RUN, run)
+            except NewerFormat:
+                raise
+            except (Corrupt, Mismatch):
+                self._damaged.add(log.runs[run].upload)  # the next look does without it
+                raise
+            parts.append(records)
         for start in range(0, len(merging.ticks), PARALLEL_MAX):
             some = merging.ticks[start : start + PARALLEL_MAX]
             names = [keys.tick_key(ns, tick) for tick in some]
@@ -170,7 +197,9 @@ class Compactor:
             for tick, reply in zip(some, replies, strict=True):
                 try:
                     file = yield from self._decoded(reply, Kind.TICK, (tick, tick))
-                except Corrupt:
+                except NewerFormat:
+                    raise
+                except (Corrupt, Mismatch):
                     # An empty one was never finished; an old one nobody will ever read.
                     if reply.value != b"" and log.ticks[tick].age_s < self._settings.margin_s:
                         raise
@@ -226,6 +255,11 @@ class Compactor:
 class _Log:
     runs: dict[Span, Listed]
     ticks: dict[int, Listed]
+
+    @property
+    def newest(self) -> int:
+        """The last tick that is in any of them, 0 for none."""
+        return max((*self.ticks, *(hi for _, hi in self.runs)), default=0)
 
 
 def _run_body(header: Header, parts: Sequence[RecordSet]) -> bytes:

@@ -23,6 +23,7 @@ from s3kv.core.requests import (
     Get,
     Listed,
     ListPrefix,
+    Refused,
     Steps,
     ask,
     ask_all,
@@ -32,6 +33,9 @@ from s3kv.errors import Corrupt, Mismatch, NewerFormat
 
 SEGMENTS_MAX: Final = 256
 """Segments folded into one tick: bounds the work of one call; the rest follows at once."""
+
+REFUSED_PAUSE: Final = 600
+"""Folds that delete nothing after the store has refused it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Inbox:
         self._namespace = namespace
         self._drop_unreadable_s = drop_unreadable_s
         self._folded: set[str] = set()
+        self._deletes_refused_left = 0
         self._writers: dict[bytes, float] = {}
         self._since: dict[str, float] = {}
 
@@ -95,11 +100,17 @@ class Inbox:
         """Best effort: what stays is deleted next time, or folded again by somebody else."""
         if not folded:
             return
+        if self._deletes_refused_left:
+            self._deletes_refused_left -= 1  # the policy says no: asking each second costs money
+            self._folded.update(folded)
+            return
         self.folded_count += len(set(folded) - self._folded)
         self._folded.update(folded)
         reply = yield Delete(tuple(folded))
         if isinstance(reply.value, Done):
             self._folded.difference_update(folded)
+        elif isinstance(reply.value, Refused):
+            self._deletes_refused_left = REFUSED_PAUSE
 
     def oldest(self) -> Steps[Waiting]:
         """How long the oldest segment waits, by the store's clock, or by ours if it has none."""

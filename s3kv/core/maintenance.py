@@ -11,12 +11,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from s3kv.core.requests import Listed
+
 MERGE_RATIO: Final = 4
 """A left neighbour is merged again when it is less than this many times what joins it: a record is
 rewritten a few times in its life, and runs stay few."""
 
 MERGE_BYTES_MAX: Final = 512 << 20
 """Bytes read for one run: bounds memory; the rest is merged next time."""
+
+BRIDGED_MAX: Final = 10_000
+"""Files merged at once behind a hole: bounds the requests of one look."""
 
 Span: TypeAlias = tuple[int, int]
 """A run's first and last tick."""
@@ -74,14 +79,20 @@ def plan_reading(head: int, runs: Collection[Span], ticks: Collection[int]) -> R
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """A run to be written over the ticks lo..hi: the runs and ticks that make it up."""
+    """A run to be written over the ticks lo..hi: the runs and ticks that make it up.
+
+    bridge: its first and last tick, where not all of them are left.
+    """
 
     runs: tuple[Span, ...]
     ticks: tuple[int, ...]
+    bridge: Span | None = None
 
     @property
     def span(self) -> Span:
         """First and last tick of the new run."""
+        if self.bridge is not None:
+            return self.bridge
         return min((self.ticks[0], *(lo for lo, _ in self.runs))), self.ticks[-1]
 
 
@@ -111,6 +122,37 @@ def plan_merging(
         total_bytes += size
         joined.append(run)
     return Merging(tuple(reversed(joined)), tuple(loose))
+
+
+def plan_bridging(
+    runs: Mapping[Span, Listed], ticks: Mapping[int, Listed], margin_s: float
+) -> Merging | None:
+    """What to merge if ticks are missing for good: all that is left after them, as one run.
+
+    So a log that somebody damaged is whole again, without what was lost. None if there is no hole,
+    or if what follows it is younger than margin_s: a listing may race a clean-up.
+    """
+    cover, end = plan_cover(runs)
+    near = end
+    while near + 1 in ticks:
+        near += 1
+    far = [(run, found) for run, found in runs.items() if run[1] > end and run not in cover]
+    far += [((tick, tick), found) for tick, found in ticks.items() if tick > near]
+    if not far or min(far, key=lambda item: item[0])[1].age_s < margin_s:
+        return None
+    close = [((tick, tick), ticks[tick]) for tick in range(end + 1, near + 1)]
+    taken: list[Span] = []
+    total_bytes = 0
+    for span, found in sorted([*close, *far], key=lambda item: item[0]):
+        total_bytes += found.size
+        if taken and (total_bytes > MERGE_BYTES_MAX or len(taken) >= BRIDGED_MAX):
+            break
+        taken.append(span)
+    return Merging(
+        tuple(span for span in taken if span in runs),
+        tuple(span[0] for span in taken if span not in runs),
+        bridge=(end + 1, max(span[1] for span in taken)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,11 +146,13 @@ class Snapshot:
     ) -> RecordSet:
         """Records of use now: they win over all this snapshot knows, dead reports included.
 
-        Clocks differ between machines; a record that loses the merge would be forgotten at once.
+        Clocks differ between machines; a record that loses the merge, or lies below the watermark
+        of a faster clock, would be forgotten at once.
         """
         found = self.look_up(fps)
         known_s = found.seen_s.astype(np.int64) + (found.flags & DEAD)
-        seen_s = np.clip(np.maximum(known_s, int(now_unix_s)), 0, TIME_MAX_S)
+        least_s = max(int(now_unix_s), self.watermark_s)
+        seen_s = np.clip(np.maximum(known_s, least_s), 0, TIME_MAX_S)
         return make_records(fps, seen_s, blocks)
 
     def dead_records(self, fps: NDArray[np.uint64], now_unix_s: float) -> RecordSet:

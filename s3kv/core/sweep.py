@@ -135,10 +135,10 @@ def plan_folder(
     pinned = np.isin(fps, view.pinned)
     adopted: list[tuple[int, int, int]] = []
     for i, chunk in enumerate(chunks):
+        record = view.whole.take(slice(int(at[i]), int(at[i]) + 1)) if known[i] else EMPTY
         if pinned[i]:
-            _keep(chunk, plan, rules)
+            adopted += _plan_pinned(chunk, record, plan, view, blocks_of, rules)
         elif known[i]:
-            record = view.whole.take(slice(int(at[i]), int(at[i]) + 1))
             _plan_known(chunk, record, plan, view, rules)
         else:
             adopted += _plan_unknown(chunk, plan, view, blocks_of, rules)
@@ -164,12 +164,28 @@ def _grouped(listing: Sequence[Listed], plan: FolderPlan) -> list[_Chunk]:
     return list(chunks.values())
 
 
+def _plan_pinned(
+    chunk: _Chunk,
+    record: RecordSet,
+    plan: FolderPlan,
+    view: View,
+    blocks_of: BlocksOf,
+    rules: SweepRules,
+) -> list[tuple[int, int, int]]:
+    """Returns the record that adopts it, if nobody lists it: it is what somebody wants to keep."""
+    _keep(chunk, plan, rules, int(TIME_MAX_S))
+    blocks = blocks_of(chunk.shards[0].size) if 0 in chunk.shards else None
+    if len(record) or not chunk.is_whole or blocks is None or _has_young(chunk, rules):
+        return []
+    return [(chunk.fp, max(_uploaded_s(chunk), view.watermark_s), blocks)]
+
+
 def _plan_known(
     chunk: _Chunk, record: RecordSet, plan: FolderPlan, view: View, rules: SweepRules
 ) -> None:
     seen_s, is_reported = int(record.seen_s[0]), bool(record.flags[0] & DEAD)
     if not is_reported and seen_s >= view.watermark_s:
-        _keep(chunk, plan, rules)
+        _keep(chunk, plan, rules, seen_s)
     elif is_reported and seen_s >= view.held_s:
         # The store's clock: a report is as old as it says, whatever this machine's clock shows.
         long_ago_s = _store_s(chunk) - rules.grace_s
@@ -185,7 +201,7 @@ def _plan_unknown(
 ) -> list[tuple[int, int, int]]:
     """Returns the record that adopts it, if it is to be adopted."""
     blocks = blocks_of(chunk.shards[0].size) if 0 in chunk.shards else None
-    uploaded_s = min(int(min(found.modified_s for found in chunk.objects)), TIME_MAX_S)
+    uploaded_s = _uploaded_s(chunk)
     if not chunk.is_whole:
         _condemn(chunk, plan, rules, Why.INCOMPLETE)
     elif blocks is None:
@@ -200,10 +216,23 @@ def _plan_unknown(
     return []
 
 
-def _keep(chunk: _Chunk, plan: FolderPlan, rules: SweepRules) -> None:
+def _keep(chunk: _Chunk, plan: FolderPlan, rules: SweepRules, seen_s: int) -> None:
+    """It stays; what was used since it was uploaded, or renewed, is renewed when it is time.
+
+    A renewal must not prolong the life of what nobody uses: it looks like an upload.
+    """
     plan.keep(chunk.objects)
-    if rules.renew_after_s is not None:
-        plan.renew += [each for each in chunk.objects if each.age_s >= rules.renew_after_s]
+    if rules.renew_after_s is None:
+        return
+    plan.renew += [
+        each
+        for each in chunk.objects
+        if each.age_s >= rules.renew_after_s and seen_s >= each.modified_s + rules.min_age_s
+    ]
+
+
+def _uploaded_s(chunk: _Chunk) -> int:
+    return min(int(min(found.modified_s for found in chunk.objects)), TIME_MAX_S)
 
 
 def _condemn(chunk: _Chunk, plan: FolderPlan, rules: SweepRules, why: Why | None) -> None:

@@ -20,9 +20,9 @@ from s3kv.core.indexfile import Kind, decode, max_file_bytes
 from s3kv.core.records import RECORDS_MAX, RecordSet
 from s3kv.core.requests import (
     PARALLEL_MAX,
-    Absent,
     Copy,
     DeleteListed,
+    Done,
     Get,
     Kept,
     Listed,
@@ -147,7 +147,7 @@ class Sweeper:
 
     def _renewed(self, found: Sequence[Listed]) -> Steps[int]:
         replies = yield from ask_all([Copy(each, each.key) for each in found])
-        return sum(not isinstance(reply.value, Absent) for reply in replies)
+        return sum(isinstance(reply.value, Done) for reply in replies)
 
     def _delete(self, found: tuple[Listed, ...], by_s: float) -> Steps[None]:
         reply = yield from ask(DeleteListed(found, by_s))

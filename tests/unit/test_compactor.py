@@ -11,7 +11,7 @@ from s3kv.core.forgetting import Limits
 from s3kv.core.indexfile import Kind, decode
 from s3kv.core.records import DEAD, make_records
 from s3kv.core.sequencer import Sequencer, SequencerSettings
-from s3kv.errors import Corrupt, Transient
+from s3kv.errors import Corrupt, Denied, Mismatch, Transient
 from tests.fakes.index_store import NS, IndexStore
 from tests.fakes.sequencers import chunk, leading_engine, live, new_engine
 
@@ -161,3 +161,129 @@ def test_the_log_is_looked_at_when_ticks_have_piled_up_or_an_hour_has_passed() -
     for fp in range(10, 10 + TICKS):
         store.run(leader.flush(chunk(fp), store.now()))
     assert made.due(store.now_s) <= store.now_s
+
+
+# ---------------------------------------------------------------- a damaged log
+
+
+def complete(store: IndexStore) -> bool:
+    """Whether a starter reads a log without holes."""
+    return not new_engine(store, "r").follower.snapshot.incomplete
+
+
+def test_a_log_whose_beginning_is_gone_is_whole_again_after_an_hour() -> None:
+    """`idx/` deleted under a running fleet: whoever leads goes on with the next number."""
+    store = IndexStore()
+    leader = filled(store)
+    for name in store.keys("/tick/"):
+        del store.objects[name]
+    store.run(leader.flush(chunk(50), store.now()))
+    assert not complete(store)
+    made = compactor_of(leader)
+    store.run(made.act(store.now()))
+    assert store.keys("/run/") == [], "a listing may race a clean-up"
+
+    store.now_s += MARGIN_S
+    store.run(leader.flush(chunk(51), store.now()))
+    store.run(made.act(store.now()))
+    assert complete(store)
+    assert live(new_engine(store, "r")) == [50, 51]
+    for fp in range(60, 60 + TICKS):
+        store.run(leader.flush(chunk(fp), store.now()))
+    store.now_s += MARGIN_S
+    store.run(made.act(store.now()))
+    assert complete(store), "and merging goes on"
+
+
+def test_a_run_that_is_gone_costs_what_it_held_and_no_more() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+    store.run(made.act(store.now()))
+    store.now_s += MARGIN_S
+    store.run(made.act(store.now()))
+    (name,) = store.keys("/run/")
+    store.run(leader.flush(chunk(50), store.now()))
+    del store.objects[name]
+    store.now_s += 2 * MARGIN_S
+
+    store.run(made.act(store.now()))
+    assert complete(store)
+    assert 50 in live(new_engine(store, "r"))
+
+
+def test_a_run_that_cannot_be_read_is_left_out_of_the_next_one() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+    store.run(made.act(store.now()))
+    (name,) = store.keys("/run/")
+    store.carry_out(core.Put(name, b"x" * 100))
+    for fp in range(60, 60 + TICKS):
+        store.run(leader.flush(chunk(fp), store.now()))
+    with pytest.raises(Corrupt):
+        store.run(made.act(store.now()))
+
+    store.now_s += 2 * MARGIN_S
+    store.run(made.act(store.now()))
+    assert len(store.keys("/run/")) == 2
+    assert {1, 2, 3, 4, 5, 60, 64} <= set(live(new_engine(store, "r")))
+
+
+def test_a_tick_under_another_s_name_is_given_up_like_a_damaged_one() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    store.objects[keys.tick_key(NS, 3)] = store.objects[keys.tick_key(NS, 2)]
+    made = compactor_of(leader)
+    with pytest.raises(Mismatch):
+        store.run(made.act(store.now()))
+    store.now_s += MARGIN_S
+    store.run(made.act(store.now()))
+    assert len(store.keys("/run/")) == 1
+
+
+def test_an_emptied_log_is_noticed_by_who_leads() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+    for name in store.keys("/tick/"):
+        del store.objects[name]
+    store.run(made.act(store.now()))
+    store.run(leader.follower.poll())
+    assert leader.follower.snapshot.head == 0
+    store.run(leader.flush(chunk(9), store.now()))
+    store.run(leader.sequence(store.now()))
+    assert live(new_engine(store, "r")) == [9]
+
+
+def test_a_store_that_takes_no_run_is_not_read_again_and_again() -> None:
+    store = IndexStore()
+    leader = filled(store)
+    made = compactor_of(leader)
+
+    def full(request: core.Single) -> core.Value | None:
+        is_run = isinstance(request, core.Put) and "/run/" in request.key
+        return core.Lost("reset") if is_run else None
+
+    pauses = []
+    for _ in range(8):
+        with pytest.raises(Transient):
+            store.run(made.act(store.now()), full)
+        pauses.append(made.due(store.now_s) - store.now_s)
+        store.now_s = made.due(store.now_s)
+    assert pauses[:3] == pytest.approx([60, 120, 240], abs=1)
+    assert pauses[-1] <= 3_600
+    store.run(made.act(store.now()))
+    assert store.keys("/run/")
+
+
+def test_a_store_that_refuses_is_asked_again_an_hour_later() -> None:
+    store = IndexStore()
+    made = compactor_of(filled(store))
+
+    def refuses(request: core.Single) -> core.Value | None:
+        return core.Refused("policy") if isinstance(request, core.ListPrefix) else None
+
+    with pytest.raises(Denied):
+        store.run(made.act(store.now()), refuses)
+    assert made.due(store.now_s) > store.now_s + 3_500

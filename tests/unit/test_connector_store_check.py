@@ -88,14 +88,16 @@ async def test_what_cannot_be_written_safely_is_not_saved_to_and_says_why(
     [
         pytest.param(Unconditional(), id="If-None-Match ignored"),
         pytest.param(refusing("create"), id="If-None-Match refused"),
+        pytest.param(refusing("delete"), id="deletes refused"),
     ],
 )
 async def test_a_store_that_can_carry_no_index_is_served_by_names_and_says_what_that_costs(
-    store: ObjectStore, log: pytest.LogCaptureFixture
+    store: ObjectStore, request: pytest.FixtureRequest, log: pytest.LogCaptureFixture
 ) -> None:
+    lack = "s3:DeleteObject" if "deletes" in request.node.callspec.id else "If-None-Match"
     assert await asked(store, settings_of()) == Verdict(names_only=True)
     (warning,) = lines(log, logging.WARNING)
-    for part in ("If-None-Match", "ttl_s and max_bytes are not kept", "cannot be paused"):
+    for part in (lack, "ttl_s and max_bytes are not kept", "cannot be paused"):
         assert part in warning
 
 
@@ -106,7 +108,8 @@ async def test_an_unreadable_prefix_is_named_by_kind_of_error() -> None:
 @pytest.mark.parametrize(
     ("seen", "verdict"),
     [
-        ({"writable": True, "conditional_put": True}, Verdict()),
+        ({"writable": True, "conditional_put": True, "deletable": True}, Verdict()),
+        ({"writable": True, "conditional_put": True}, Verdict(names_only=True)),
         ({"writable": True, "conditional_put": False}, Verdict(names_only=True)),
         (
             {"writable": False, "conditional_put": False},
@@ -120,8 +123,9 @@ def test_saving_takes_writes_and_an_index_conditional_ones(
     assert judge(Capabilities(readable=True, **seen)) == verdict
 
 
-def test_saving_needs_neither_ranges_nor_listings_nor_deletes() -> None:
-    assert judge(Capabilities(readable=True, writable=True, conditional_put=True)) == Verdict()
+def test_an_index_needs_neither_ranges_nor_conditional_deletes() -> None:
+    found = Capabilities(readable=True, writable=True, conditional_put=True, deletable=True)
+    assert judge(found) == Verdict()
 
 
 async def test_one_line_says_which_namespace_where_and_what_the_store_can_do(

@@ -11,11 +11,13 @@ from s3kv.core.maintenance import (
     Merging,
     Reading,
     Span,
+    plan_bridging,
     plan_clean_up,
     plan_cover,
     plan_merging,
     plan_reading,
 )
+from s3kv.core.requests import Listed
 
 spans = st.lists(
     st.tuples(st.integers(1, 30), st.integers(0, 30)).map(lambda t: (t[0], t[0] + t[1]))
@@ -129,3 +131,37 @@ def test_a_run_inside_an_old_wider_one_goes() -> None:
     plan = plan_clean_up({(1, 5): 500.0, (1, 9): 200.0}, (9, 10), head=10, margin_s=100.0)
 
     assert plan == CleanUp(((1, 5),), (9,), relies_on=((1, 9),))
+
+
+# ---------------------------------------------------------------- holes
+
+
+def entry(age_s: float) -> Listed:
+    return Listed("x", 100, 0.0, age_s)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 30), st.integers(0, 8)).map(lambda run: (run[0], sum(run))),
+        st.sampled_from([10.0, 200.0]).map(entry),
+        max_size=4,
+    ),
+    st.dictionaries(st.integers(1, 40), st.sampled_from([10.0, 200.0]).map(entry), max_size=20),
+)
+def test_a_bridge_makes_the_log_whole_and_leaves_nothing_out(
+    runs: dict[Span, Listed], ticks: dict[int, Listed]
+) -> None:
+    merging = plan_bridging(runs, ticks, 100.0)
+    before = plan_reading(0, runs, ticks)
+    if merging is None:
+        young = any(found.age_s < 100.0 for found in (*runs.values(), *ticks.values()))
+        assert young or not before.has_gap
+        return
+    after = plan_reading(0, {*runs, merging.span}, ticks)
+    newest = max((*ticks, *(hi for _, hi in runs)))
+    assert merging.span[1] == newest
+    assert not after.has_gap
+    read = {*merging.ticks, *(t for lo, hi in merging.runs for t in range(lo, hi + 1))}
+    end = plan_cover(runs)[1]
+    assert {tick for tick in ticks if tick > end} <= read
+    assert {run for run in runs if run[1] > end} <= set(merging.runs) | set(plan_cover(runs)[0])

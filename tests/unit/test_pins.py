@@ -50,6 +50,15 @@ def test_only_what_has_changed_is_read_again() -> None:
     assert store.count(core.Get) == before + 1
 
 
+def test_where_nothing_has_changed_nothing_is_computed() -> None:
+    store, pins = IndexStore(), Pins(NS)
+    put_set(store, "a", 3, 1)
+    refreshed(store, pins)
+    before = pins.fps
+    store.run(pins.refresh())
+    assert pins.fps is before
+
+
 def test_an_unpinned_set_pins_nothing_any_more() -> None:
     store, pins = IndexStore(), Pins(NS)
     put_set(store, "a", 1)

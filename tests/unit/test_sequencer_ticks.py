@@ -128,6 +128,20 @@ def test_a_failed_delete_is_made_up_for_without_another_tick() -> None:
     assert len(store.keys("/tick/")) == 2
 
 
+def test_a_store_that_refuses_deletes_is_not_asked_every_second() -> None:
+    store = IndexStore()
+    leader, writer = leading_engine(store), new_engine(store, "w")
+
+    def refuses(request: core.Single) -> core.Value | None:
+        return core.Refused("policy") if isinstance(request, core.Delete) else None
+
+    for fp in range(50):
+        store.run(writer.write_segment(chunk(fp), store.now()))
+        store.run(leader.sequence(store.now()), refuses)
+    assert store.count(core.Delete) == 1
+    assert set(range(50)) <= set(live(new_engine(store, "r")))
+
+
 def test_unreadable_segments_are_deleted_after_an_hour_and_foreign_names_never() -> None:
     store = IndexStore()
     leader = leading_engine(store)

@@ -139,3 +139,11 @@ def test_times_at_the_end_of_their_column_do_not_wrap() -> None:
     records = snapshot.live_records(fps(1), np.array([7], np.uint16), 1_000.0)
 
     assert records.seen_s.tolist() == [2**32 - 1]
+
+
+def test_a_use_by_a_slow_clock_is_not_below_the_watermark() -> None:
+    """Else what an engine has just archived would be dead on arrival, again and again."""
+    snapshot = Snapshot(watermark_s=1_000)
+    fps, blocks = np.array([5], np.uint64), np.array([16], np.uint16)
+    after = snapshot.absorb(snapshot.live_records(fps, blocks, 400.0))
+    assert after.present(fps).tolist() == [True]

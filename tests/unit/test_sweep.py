@@ -182,17 +182,30 @@ def test_other_folders_are_not_reported_lost() -> None:
 
 
 def test_pinned_chunks_stay_whatever_is_known() -> None:
-    for record in (EMPTY, used(1, 1), lost(1, 1)):
+    for record in (used(1, 1), lost(1, 1)):
         done = plan(shards(1, OLD_S), record, pinned=[1])
         assert (done.condemned, done.kept_count) == ([], WRITERS)
         assert not len(done.adopt)
 
 
-def test_objects_in_use_are_renewed_in_time() -> None:
+def test_a_pinned_chunk_that_nobody_lists_is_adopted_above_the_watermark() -> None:
+    """So that a lost index does not lose what somebody wants to keep."""
+    done = plan(shards(1, OLD_S), pinned=[1])
+    assert done.adopt.seen_s.tolist() == [WATERMARK_S]
+    assert done.condemned == []
+    assert not len(plan([shard(1)], pinned=[1]).adopt)
+    assert not len(plan([shard(1, 0), shard(1, 1, 10.0)], pinned=[1]).adopt)
+
+
+def test_objects_that_were_used_since_their_upload_are_renewed_in_time() -> None:
     rules = SweepRules(renew_after_s=10 * HOUR_S)
     mixed = [shard(1, 0), shard(1, 1, 10 * HOUR_S - 1)]
-    assert plan(mixed, used(1, WATERMARK_S), rules=rules).renew == mixed[:1]
+    assert plan(mixed, used(1, NOW_S - 8 * HOUR_S), rules=rules).renew == mixed[:1]
+    assert plan(mixed, used(1, NOW_S), rules=rules).renew == mixed[:1]
     assert plan(shards(1), used(1, 1), rules=rules).renew == []
+    # Announced within half an hour of the upload: that is no use.
+    assert plan(mixed, used(1, NOW_S - 9.5 * HOUR_S), rules=rules).renew == []
+    assert plan(mixed, used(1, 1), pinned=[1], rules=rules).renew == mixed[:1]
 
 
 def test_foreign_names_are_counted_and_left_alone() -> None:
@@ -236,4 +249,4 @@ def test_every_shard_is_kept_condemned_or_waiting_and_nothing_live_goes(
         assert found.age_s >= HOUR_S
     whole = {fp for fp, _ in ages if all((fp, writer) in ages for writer in range(WRITERS))}
     assert set(done.lost.fps.tolist()) == live - whole
-    assert set(done.adopt.fps.tolist()) <= whole - set(known.fps.tolist()) - pinned
+    assert set(done.adopt.fps.tolist()) <= whole - set(known.fps.tolist())

@@ -278,6 +278,11 @@ def test_shards_in_use_are_renewed_and_stay_the_same() -> None:
     store.now_s += DAY_S
     made = new_sweeper(store, rules=SweepRules(renew_after_s=DAY_S))
     sweep(store, made)
+    assert made.deeds.renewed == 0, "it was not used since"
+
+    announce(store, engine, 1)
+    store.now_s += TTL_S
+    sweep(store, made)
     assert made.deeds.renewed == 1
     body, modified_s = store.objects[name_of(1)]
     assert body == BODY
