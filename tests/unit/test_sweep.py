@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s3kv.core import keys
-from s3kv.core.records import DEAD, EMPTY, RecordSet, make_records, merge
+from s3kv.core.records import DEAD, RecordSet, make_records, merge
 from s3kv.core.requests import Listed
 from s3kv.core.sweep import FolderPlan, SweepRules, View, Why, plan_folder
 from tests.fakes.index_store import NS
