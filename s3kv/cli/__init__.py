@@ -20,7 +20,7 @@ from s3kv.cli.verify_options import VerifyOptions
 
 app = typer.Typer(
     name="s3kv",
-    help="Looks at archives of prompt KV cache in S3-compatible object storage.",
+    help="Looks after archives of prompt KV cache in S3-compatible object storage.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables could print credentials.
@@ -291,4 +291,8 @@ def demo_command(
 
 def main() -> None:
     """Entry point of the `s3kv` script."""
-    app()
+    import sys
+
+    from s3kv.cli.usage import run
+
+    sys.exit(run(app, sys.argv[1:]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from s3kv.bucket.base import ObjectStore
-from s3kv.bucket.capabilities import probe_capabilities
+from s3kv.bucket.capabilities import Capabilities, probe_capabilities
 from s3kv.cli.connection import REQUEST_TIMEOUT_S
 from s3kv.core.ids import NamespaceId
 from s3kv.core.keys import check_namespace_id
@@ -39,20 +39,32 @@ async def choose_namespace(store: ObjectStore, uri: str, text: str | None) -> Na
     )
 
 
-async def require_conditional_put(store: ObjectStore, uri: str) -> None:
-    """Ticks may be written here: the store honours `If-None-Match`.
+async def require_conditional_put(store: ObjectStore, uri: str, why: str = "") -> None:
+    """Ticks may be written here: the store honours `If-None-Match` (docs/adr/0004).
 
-    Probes it with one object that is deleted again. Raises `ConfigError` if it does not, or if
-    nothing may be written; `Transient` if that could not be found out; `Denied` if the prefix
-    cannot be read.
+    why: what the command would do without an index, half a sentence. Raises `ConfigError` if it
+    does not, or if nothing may be written; else as `honours_condition`.
     """
+    found = await _probed(store)
+    if not found.conditional_put:
+        problem = "; ".join([*found.problems, *([why] if why else [])])
+        raise ConfigError("uri", uri, problem, "s3kv doctor says what the store lacks")
+
+
+async def honours_condition(store: ObjectStore) -> bool:
+    """Whether the index may be written to. Probes with one object that is deleted again.
+
+    Raises `Transient` if that could not be found out; `Denied` if the prefix cannot be read.
+    """
+    return (await _probed(store)).conditional_put
+
+
+async def _probed(store: ObjectStore) -> Capabilities:
     found = await probe_capabilities(store, timeout_s=REQUEST_TIMEOUT_S)
-    if found.conditional_put:
-        return
-    seen = "; ".join(found.problems)
-    if not found.certain:
+    if not found.conditional_put and not found.certain:
+        seen = "; ".join(found.problems)
         raise Transient(f"cannot tell whether the store honours If-None-Match: {seen}")
-    raise ConfigError("uri", uri, seen, "s3kv doctor says what the store lacks")
+    return found
 
 
 def _is_id(name: NamespaceId) -> bool:

@@ -41,7 +41,8 @@ _MODES: Final[Mapping[str, ChecksumMode]] = {
 _REMEDIES: Final[Mapping[str, str]] = {
     "NoSuchBucket": "create the bucket or correct the URI: s3kv never creates one",
     "AccessDenied": "allow s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject, "
-    "s3:DeleteObject and s3:AbortMultipartUpload under the prefix",
+    "s3:DeleteObject and s3:AbortMultipartUpload under the prefix; s3kv forget also needs "
+    "s3:ListBucketVersions, s3:ListBucketMultipartUploads and s3:DeleteObjectVersion",
     "InvalidAccessKeyId": "check which credentials the AWS chain finds",
     "SignatureDoesNotMatch": "check the secret key that the AWS chain finds",
     "ExpiredToken": "refresh the credentials",
@@ -57,6 +58,11 @@ class Failure:
     code: str
     says: str
     remedy: str
+
+    @property
+    def line(self) -> str:
+        """Both in one line."""
+        return f"{self.says}; {self.remedy}" if self.remedy else self.says
 
 
 def bucket_settings(options: Options, address: BucketAddress | None = None) -> BucketSettings:
@@ -97,12 +103,12 @@ def _endpoint(url: str | None) -> str | None:
     if url is None:
         return None
     name, remedy = "--endpoint-url", 'write it as "http://host:port"'
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
+    if "@" in url:
         raise ConfigError(
             name, "<hidden>", "credentials do not belong into the URL", CREDENTIALS_REMEDY
         )
     try:
+        parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         is_valid = False
@@ -127,6 +133,9 @@ def explain(error: S3KVError, settings: BucketSettings | None = None) -> Failure
     response = getattr(error.__cause__, "response", None)
     answer = response.get("Error", {}) if isinstance(response, Mapping) else {}
     code, message = str(answer.get("Code", "")), str(answer.get("Message", "")).rstrip(".")
+    if code == "AccessDenied":
+        # Only the request itself tells which of the permissions is missing.
+        return Failure(code, str(error), _REMEDIES[code])
     if code in _REMEDIES:
         return Failure(code, f"{code}: {message}" if message else code, _REMEDIES[code])
     if isinstance(error, Transient):
@@ -143,18 +152,7 @@ def run_command(uri: str, output: Output, work: Callable[[], Coroutine[None, Non
     try:
         return asyncio.run(work())
     except ConfigError as error:
-        output.refuse(
-            str(error),
-            {
-                "exit_code": EXIT_UNUSABLE,
-                "error": {
-                    "field": error.field,
-                    "value": None if error.value is None else str(error.value),
-                    "says": error.problem,
-                    "remedy": error.remedy,
-                },
-            },
-        )
+        output.refuse_input(error, EXIT_UNUSABLE)
     except S3KVError as error:
         failure = explain(error)
         remedy = f"; {failure.remedy}" if failure.remedy else ""

@@ -15,6 +15,7 @@ from typing import Final
 from s3kv.bucket.base import Missing, ObjectStore, ObjectVersion, UploadInfo
 from s3kv.cli.connection import REQUEST_TIMEOUT_S
 from s3kv.core.erasure import Erasure
+from s3kv.errors import Denied
 
 PARALLEL: Final = 32
 DELETE_MAX: Final = 1_000
@@ -30,13 +31,15 @@ class Survey:
 
     version_count, total_bytes: of everything meant, delete markers among the versions; names: of
     the first `NAMES_MAX` of those objects; uploads: unfinished ones; foreign_count, foreign_names:
-    how many versions of others there are, and the first few names.
+    how many versions of others there are, and the first few names; uploads_problem: why unfinished
+    uploads could not be looked for.
     """
 
     version_count: int = 0
     total_bytes: int = 0
     names: set[str] = field(default_factory=set)
     uploads: list[UploadInfo] = field(default_factory=list)
+    uploads_problem: str = ""
     foreign_count: int = 0
     foreign_names: list[str] = field(default_factory=list)
 
@@ -45,9 +48,14 @@ class Survey:
         """Whether nothing of what is meant is there."""
         return not self.version_count and not self.uploads
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether there may be more names than those that are remembered."""
+        return len(self.names) >= NAMES_MAX
+
     def worth_deleting(self, prefixes: Sequence[str]) -> list[str]:
         """Those of the prefixes under which something is, or may be."""
-        if len(self.names) >= NAMES_MAX:
+        if self.is_cut:
             return list(prefixes)
         ordered = sorted(self.names)
         places = ((prefix, bisect_left(ordered, prefix)) for prefix in prefixes)
@@ -88,7 +96,10 @@ class Eraser:
                 tell(f"{found.version_count:,} objects found")
 
         await self._each(look, self._erasure.look_under)
-        found.uploads = await self._uploads()
+        try:
+            found.uploads = await self._uploads()
+        except Denied as error:  # many stores have no such listing
+            found.uploads_problem = str(error)
         return found
 
     async def erase(self, found: Survey, tell: Callable[[int, str], None]) -> None:
@@ -109,7 +120,7 @@ class Eraser:
                 deleted += len(meant)
                 tell(deleted, "")
 
-        for upload in await self._uploads():
+        for upload in [] if found.uploads_problem else await self._uploads():
             await self._store.abort_upload(upload, timeout_s=REQUEST_TIMEOUT_S)
         for prefixes in self._erasure.stages:
             await self._each(delete, found.worth_deleting(prefixes))

@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Another namespace whose index lists the prompt. listed_tokens: from its start on."""
+    """Another namespace that has the prompt. listed_tokens: from its start on, or found by name."""
 
     namespace: Namespace
     listed_tokens: int

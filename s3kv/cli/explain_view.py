@@ -12,7 +12,7 @@ from s3kv.cli.listing import SHORT_ID
 from s3kv.cli.output import Column, Document, Output
 from s3kv.cli.prompt_view import ANNOUNCE_S
 from s3kv.cli.words import age_text, counted
-from s3kv.core.explaining import Seen
+from s3kv.core.explaining import Mark, Seen
 from s3kv.core.namespace import Namespace
 from s3kv.core.reasons import ChunkState
 
@@ -34,10 +34,16 @@ _WHY: Final[Mapping[ChunkState, str]] = {
     ChunkState.ORPHAN: "its shards are there, and who uploaded them never listed them; a sweep "
     "does that",
 }
+_FOUND_BY_NAME: Final[Mapping[Mark, str]] = {
+    Mark.NO_INDEX: "archived; no index here: found by name",
+    Mark.UNREAD: "archived; the index could not be read: found by name",
+}
 
 
 def why(found: Explanation, seen: Seen) -> str:
     """The state of a chunk in words."""
+    if seen.state is ChunkState.PRESENT and seen.mark in _FOUND_BY_NAME:
+        return _FOUND_BY_NAME[seen.mark]
     words = _WHY[seen.state].format(quiet=_quiet_s(found), announce=age_text(ANNOUNCE_S))
     ranks = {
         ChunkState.INCOMPLETE: seen.shards.missing,
@@ -67,6 +73,7 @@ def document_of(found: Explanation) -> Document:
         "miss_reason": found.reason.value if found.reason else None,
         "index": {
             "problem": index.problem,
+            "unindexed": index.is_unindexed,
             "head_tick": index.whole.head,
             "incomplete": index.whole.incomplete,
             "watermark_s": index.whole.watermark_s,
@@ -162,12 +169,16 @@ def _conclusion(found: Explanation) -> list[str]:
     elif (first := found.first_missing) is not None:
         start, end = _tokens(found, first)
         lines.append(f"first missing: tokens {start:,}-{end:,}, {first.state}: {why(found, first)}")
+        if index.whole.pause.saves:
+            lines.append("nothing is saved now: saving is paused, s3kv resume ends that")
     else:
         lines.append("all that can be archived of it is there; an engine computes the rest")
         if any(seen.state is ChunkState.WAITING for seen in view.own):
             bound_s = _quiet_s(found)
             lines.append(f"some of it is new: engines that run hear of it within {bound_s} s")
-    if index.problem:
+    if index.is_unindexed:
+        lines.append("there is no index here: engines find chunks by name until one is begun")
+    elif index.problem:
         lines.append(f"the index could not be read: {index.problem}")
     elif index.whole.incomplete:
         lines.append("parts of the index could not be read: what it does not list may be there")
@@ -178,7 +189,7 @@ def _show_elsewhere(each: Elsewhere, here: Namespace, output: Output) -> None:
     there = each.namespace
     label = f" ({there.fields.label})" if there.fields.label else ""
     tokens = counted(each.listed_tokens, "token")
-    output.line(f"namespace {there.id[:SHORT_ID]}{label} lists {tokens} of it and differs in:")
+    output.line(f"namespace {there.id[:SHORT_ID]}{label} has {tokens} of it and differs in:")
     titles = ("field", f"in {there.id[:SHORT_ID]}", f"in {here.id[:SHORT_ID]}")
     rows = [(field.field, field.there, field.here) for field in each.differences(here)]
     output.table([Column(title) for title in titles], rows)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from s3kv.bucket.base import ObjectStore
-from s3kv.cli.choosing import choose_namespace, namespaces
+from s3kv.cli.choosing import choose_namespace, honours_condition, namespaces
 from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, bucket_settings, opened
 from s3kv.cli.erasing import Eraser, Survey
 from s3kv.cli.forget_options import ForgetOptions, check_forget
 from s3kv.cli.listing import Unread, read_namespace
 from s3kv.cli.options import Options
 from s3kv.cli.output import Output
-from s3kv.cli.pin_source import parse_hashes
-from s3kv.cli.prompt_keys import Derived, Prompt, derive_chunks, read_prompt, read_text
+from s3kv.cli.pin_source import read_hashes
+from s3kv.cli.prompt_keys import Derived, Prompt, derive_chunks, read_prompt
 from s3kv.cli.prompt_options import PromptOptions
 from s3kv.core.chunking import Chunk
 from s3kv.core.erasure import Erasure, erase_chunks, erase_namespace
@@ -91,6 +91,11 @@ class Target:
         return {name.chunk_hash for name in names if name is not None}
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether a set keeps any of it, or may."""
+        return bool(self.pinned_count or self.pins_problem)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to forget."""
         return self.survey.is_empty and not self.listed_count
@@ -107,7 +112,10 @@ class Forgotten:
     @property
     def exit_code(self) -> int:
         """1 if something is left, or may be."""
-        is_left = any(t.left is not None and not t.left.is_nothing for t in self.targets)
+        is_left = any(
+            t.left is not None and (not t.left.is_nothing or t.survey.uploads_problem)
+            for t in self.targets
+        )
         return EXIT_LIMITED if is_left or self.unread else EXIT_OK
 
 
@@ -130,7 +138,7 @@ async def forget(
 
 def _read_wanted(given: ForgetOptions, prompt: PromptOptions) -> Wanted:
     if given.hashes is not None:
-        hashes = parse_hashes(given.hashes, read_text("--hashes", given.hashes))
+        hashes = read_hashes(given.hashes, "forget them in parts")
         return Wanted(hashes=tuple(hashes))
     if not prompt.is_given:
         return Wanted()
@@ -165,10 +173,15 @@ async def forgotten(
         if isinstance(target, Unread):
             unread[ns] = target.reason
             continue
-        if not given.including_pinned:
+        if given.yes and not given.including_pinned:
             _refuse_pinned(target)
         targets.append(target)
     if given.yes:
+        # Without a conditional PUT there is no index to tell (docs/adr/0004).
+        to_tell = [target for target in targets if target.hashes and not target.is_empty]
+        if to_tell and await honours_condition(store):
+            for target in to_tell:
+                await _report_dead(store, target)
         for target in targets:
             await _carry_out(store, target, output)
     return Forgotten(tuple(targets), unread, not given.yes)
@@ -244,9 +257,6 @@ async def _read_index(store: ObjectStore, target: Target) -> None:
 
 
 async def _carry_out(store: ObjectStore, target: Target, output: Output) -> None:
-    """Dead in the index first: nobody is promised what is about to go. Then the objects."""
-    if target.hashes and not target.is_empty:
-        await _report_dead(store, target)
     eraser = Eraser(store, target.erasure)
     with output.bar(f"deleting in {target.namespace}", target.survey.version_count) as done:
         await eraser.erase(target.survey, done)
@@ -270,6 +280,7 @@ async def _left(
 
 
 async def _report_dead(store: ObjectStore, target: Target) -> None:
+    """In the index before anything is deleted: nobody is promised what is about to go."""
     tool = IndexTool(store, target.namespace, Clock())
     await tool.open()
     fps = fingerprints(target.hashes)

@@ -78,6 +78,7 @@ def check_forget(given: ForgetOptions, prompt: PromptOptions) -> None:
             "nothing to forget is named",
             "name a prompt (--prompt-file or --token-ids), chunks (--hashes) or --all",
         )
+    prompt.check_alone()
     if given.keep_shared_with is not None and not prompt.is_given:
         raise ConfigError(
             "--keep-shared-with",

@@ -35,12 +35,15 @@ def _target_document(target: Target) -> Document:
     return {
         "namespace": target.namespace,
         "chunks": len(target.found),
+        "chunks_at_least": survey.is_cut,
         "tokens": target.tokens,
         "objects": survey.version_count,
         "bytes": survey.total_bytes,
         "unfinished_uploads": len(survey.uploads),
+        "uploads_problem": survey.uploads_problem,
         "listed_chunks": target.listed_count,
         "pinned_chunks": target.pinned_count,
+        "pins_problem": target.pins_problem,
         "saves_paused": target.saves_paused,
         "foreign": {"objects": survey.foreign_count, "names": survey.foreign_names},
         "gone": None if left is None else left.is_nothing,
@@ -59,7 +62,7 @@ def _outcome(target: Target) -> str:
 def _cells(target: Target) -> tuple[str, ...]:
     return (
         target.namespace[:SHORT_ID],
-        f"{len(target.found):,}",
+        f"{'at least ' if target.survey.is_cut else ''}{len(target.found):,}",
         "-" if target.tokens is None else f"{target.tokens:,}",
         f"{target.survey.version_count:,}",
         bytes_text(target.survey.total_bytes),
@@ -77,7 +80,9 @@ def show(found: Forgotten, output: Output) -> None:
     for ns, reason in found.unread.items():
         output.line(f"{ns[:SHORT_ID]}: not looked into: {reason}", "yellow")
     if found.is_dry and not all(target.is_empty for target in found.targets):
-        output.line("nothing was deleted; with --yes it is")
+        is_pinned = any(target.is_pinned for target in found.targets)
+        needed = "--yes and --including-pinned" if is_pinned else "--yes"
+        output.line(f"nothing was deleted; with {needed} it is")
 
 
 def _remarks(target: Target) -> list[tuple[str, str]]:
@@ -91,9 +96,14 @@ def _remarks(target: Target) -> list[tuple[str, str]]:
                 "yellow",
             )
         )
+    if target.survey.uploads_problem:
+        text = f"unfinished uploads, if there are any, stay: {target.survey.uploads_problem}"
+        remarks.append((text, "yellow"))
     if not target.hashes:
         remarks.append(("engines that use it go on writing: end them first", "yellow"))
-    if target.pinned_count:
+    if target.pins_problem:
+        remarks.append((f"what is pinned is not known: {target.pins_problem}", "yellow"))
+    elif target.pinned_count:
         remarks.append((f"{counted(target.pinned_count, 'chunk')} of it pinned", "yellow"))
     if target.survey.foreign_count:
         names = ", ".join(target.survey.foreign_names)

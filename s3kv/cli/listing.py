@@ -14,7 +14,14 @@ from s3kv.bucket.base import Missing, ObjectStore
 from s3kv.cli.connection import EXIT_OK, REQUEST_TIMEOUT_S, bucket_settings, opened
 from s3kv.cli.options import Options
 from s3kv.cli.output import Column, Document, Output
-from s3kv.cli.tally import ArchiveTally, Foreign, NamespaceTally, contents_of, geometry_of
+from s3kv.cli.tally import (
+    ArchiveTally,
+    Foreign,
+    NamespaceTally,
+    contents_of,
+    geometries_of,
+    geometry_of,
+)
 from s3kv.cli.words import age_text, bytes_text, counted
 from s3kv.core.follower import Follower
 from s3kv.core.ids import NamespaceId
@@ -72,14 +79,17 @@ async def take_stock(
 
 
 async def read_namespace(store: ObjectStore, ns: NamespaceId) -> NamespaceView:
-    """NAMESPACE.json, if it is there, intact, and that of this namespace. Raises `S3KVError`."""
+    """NAMESPACE.json, if it is there, intact, and that of this namespace. Raises `S3KVError`.
+
+    Where it is given, every stage's fields describe a shard.
+    """
     key = namespace_key(ns)
     try:
         document = await store.get(key, max_bytes=MAX_DOCUMENT_BYTES, timeout_s=REQUEST_TIMEOUT_S)
         if isinstance(document, Missing):
             return Unread("there is no NAMESPACE.json")
         namespace = parse_namespace_document(document)
-        geometry_of(namespace)
+        geometries_of(namespace)
     except (Corrupt, Mismatch) as error:
         return Unread(f"NAMESPACE.json: {error}")
     except ValueError as error:

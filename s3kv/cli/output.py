@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from s3kv.cli.words import printable
+from s3kv.errors import ConfigError
 
 Document: TypeAlias = Mapping[str, object]
 Form: TypeAlias = Literal["human", "json"]
@@ -65,6 +66,16 @@ class Output:
         """Say in one line on stderr why there is no answer; as a document too if wanted."""
         sys.stderr.write(f"s3kv: {printable(message)}\n")
         self.answer(document, lambda: None)
+
+    def refuse_input(self, error: ConfigError, exit_code: int) -> None:
+        """The same for bad input."""
+        told = {
+            "field": error.field,
+            "value": None if error.value is None else str(error.value),
+            "says": error.problem,
+            "remedy": error.remedy,
+        }
+        self.refuse(str(error), {"exit_code": exit_code, "error": told})
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line of the answer. style: of a terminal, e.g. `bold`."""

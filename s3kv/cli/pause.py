@@ -136,7 +136,7 @@ async def _opened(tool: IndexTool) -> Unread | None:
             return described
         await tool.open()
     except S3KVError as error:
-        return Unread(explain(error).says)
+        return Unread(explain(error).line)
     return None
 
 
@@ -144,7 +144,7 @@ async def _written(tool: IndexTool, change: PauseChange) -> Changed | Unread:
     try:
         return await tool.perform(change_pause(tool.sequencer, tool.now(), change))
     except S3KVError as error:
-        return Unread(explain(error).says)
+        return Unread(explain(error).line)
 
 
 def _row_document(row: Row) -> Document:

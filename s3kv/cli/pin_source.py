@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
-from s3kv.cli.prompt_keys import Prompt, derive_chunks, read_prompt
+from s3kv.cli.prompt_keys import Prompt, derive_chunks, read_prompt, read_text
 from s3kv.cli.prompt_options import PromptOptions
 from s3kv.core.ids import BlockHash
 from s3kv.core.namespace import Namespace
@@ -17,6 +15,7 @@ from s3kv.errors import ConfigError
 
 _HEX: Final = frozenset("0123456789abcdef")
 _HASH_CHARS: Final = 64
+_REMEDY: Final = "write 64 lower-case hex digits a line"
 
 
 @dataclass(slots=True)
@@ -43,7 +42,8 @@ class Source:
         if self.hashes is not None and self.prompt.is_given:
             raise ConfigError("--hashes", self.hashes, "a prompt is named too", "name one of them")
         if self.hashes is not None:
-            self._listed = parse_hashes(self.hashes, _text_of(self.hashes))
+            self.prompt.check_alone()
+            self._listed = read_hashes(self.hashes, "pin them in parts, with --add")
         elif self.prompt.is_given:
             self._prompt = read_prompt(self.prompt)
         else:
@@ -61,16 +61,26 @@ class Source:
             remedy = "name the chunks with --hashes"
             raise ConfigError("NAMESPACE", namespace.id, str(error), remedy) from error
         if not derived.chunks:
-            given = self.prompt.prompt_file or self.prompt.token_ids
+            name, given = "--prompt-file", self.prompt.prompt_file
+            if given is None:
+                name, given = "--token-ids", self.prompt.token_ids
             problem = f"{derived.token_count} tokens, which make no chunk here"
-            raise ConfigError("--prompt-file", given, problem, "name a longer prompt")
+            raise ConfigError(name, given, problem, "name a longer prompt")
         return [chunk.chunk_hash for chunk in derived.chunks]
 
 
-def parse_hashes(path: str, text: str) -> list[BlockHash]:
+def read_hashes(path: str, in_parts: str) -> list[BlockHash]:
+    """The hashes in a file, or of standard input for `-`. Raises `ConfigError`.
+
+    in_parts: what to do with more than can be taken at a time.
+    """
+    return parse_hashes(path, read_text("--hashes", path, _REMEDY), in_parts)
+
+
+def parse_hashes(path: str, text: str, in_parts: str) -> list[BlockHash]:
     """One hash a line; empty lines are left out, repetitions too. Raises `ConfigError`.
 
-    path: as the user named the file, for the message.
+    path: as the user named the file, for the message; in_parts: as `read_hashes`.
     """
 
     found: dict[BlockHash, None] = {}
@@ -80,24 +90,11 @@ def parse_hashes(path: str, text: str) -> list[BlockHash]:
             continue
         if len(word) != _HASH_CHARS or not set(word) <= _HEX:
             problem = f"line {number} is no chunk hash: {word[:80]!r}"
-            raise ConfigError("--hashes", path, problem, "write 64 lower-case hex digits a line")
+            raise ConfigError("--hashes", path, problem, _REMEDY)
         found[BlockHash(bytes.fromhex(word))] = None
     if not found:
         raise ConfigError("--hashes", path, "no chunk hash in it", "write one hash a line")
     if len(found) > SET_CHUNKS_MAX:
         problem = f"{len(found)} chunks, at most {SET_CHUNKS_MAX} at a time"
-        raise ConfigError("--hashes", path, problem, "pin them in parts, with --add")
+        raise ConfigError("--hashes", path, problem, in_parts)
     return list(found)
-
-
-def _text_of(path: str) -> str:
-
-    try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return content.decode("ascii")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError("--hashes", path, reason, "name a file that can be read, or -") from error
-    except UnicodeDecodeError as error:
-        remedy = "write 64 lower-case hex digits a line"
-        raise ConfigError("--hashes", path, "not a list of hashes", remedy) from error

@@ -69,6 +69,7 @@ async def pin(
     if source.is_given or source.adds:
         remedy = "name the set behind the URI"
         raise ConfigError("NAME", None, "chunks are named, but no set to pin them in", remedy)
+    prompt.check_alone()
     return await list_sets(options, given.namespace, output)
 
 

@@ -104,10 +104,7 @@ def read_prompt(options: PromptOptions) -> Prompt:
 
 def _token_ids(options: PromptOptions) -> Sequence[int]:
     if options.token_ids is not None:
-        if options.prompt_file is not None:
-            raise ConfigError(
-                "--token-ids", options.token_ids, "a prompt file is given too", "give one of them"
-            )
+        _check_no_text(options, options.token_ids)
         return _listed_ids(options.token_ids)
     if options.prompt_file is None:
         raise ConfigError(
@@ -128,8 +125,23 @@ def _token_ids(options: PromptOptions) -> Sequence[int]:
     return _templated(options.model, tokeniser, messages)
 
 
-def read_text(name: str, path: str) -> str:
-    """A file of the user, or standard input for `-`. Raises `ConfigError`; name: the option."""
+def _check_no_text(options: PromptOptions, token_ids: str) -> None:
+    """Token ids need no tokeniser, so nothing that is only for one may come with them."""
+    if options.prompt_file is not None:
+        raise ConfigError(
+            "--token-ids", token_ids, "a prompt file is given too", "give one of them"
+        )
+    for name, value in (("--model", options.model), ("--chat", options.chat or None)):
+        if value is not None:
+            problem = "makes token ids of a text, and --token-ids has them"
+            raise ConfigError(name, value, problem, "leave out one of the two")
+
+
+def read_text(name: str, path: str, remedy: str = "convert it, or use --token-ids") -> str:
+    """A file of the user, or standard input for `-`. Raises `ConfigError`.
+
+    name: the option; remedy: for what is no text.
+    """
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return content.decode("utf-8")
@@ -137,7 +149,7 @@ def read_text(name: str, path: str) -> str:
         reason = error.strerror or type(error).__name__
         raise ConfigError(name, path, reason, "name a file that can be read, or -") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(name, path, "not UTF-8", "convert it, or use --token-ids") from error
+        raise ConfigError(name, path, "not UTF-8", remedy) from error
 
 
 def _json_list(name: str, path: str, text: str, of_what: str) -> list[Any]:
@@ -153,7 +165,8 @@ def _json_list(name: str, path: str, text: str, of_what: str) -> list[Any]:
 
 def _listed_ids(path: str) -> list[int]:
     name, of_what = "--token-ids", "token ids"
-    ids = _json_list(name, path, read_text(name, path), of_what)
+    text = read_text(name, path, f"write a JSON list of {of_what}")
+    ids = _json_list(name, path, text, of_what)
     for token in ids:
         if type(token) is not int or not 0 <= token <= TOKEN_ID_MAX:
             raise ConfigError(
@@ -175,7 +188,7 @@ def _messages(path: str, text: str) -> list[dict[str, Any]]:
 
 def _tokeniser(model: str) -> _Tokeniser:
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, logging
     except ImportError as error:
         raise ConfigError(
             "--model",
@@ -183,14 +196,17 @@ def _tokeniser(model: str) -> _Tokeniser:
             "its tokeniser needs the package transformers, which is not installed",
             "run this in the engine's environment, or give the token ids with --token-ids",
         ) from error
+    logging.set_verbosity_error()
     try:
-        return AutoTokenizer.from_pretrained(model)
+        # For a name that is mistyped, the network would be asked again and again.
+        return AutoTokenizer.from_pretrained(model, local_files_only=True)
     except (OSError, ValueError, ImportError, KeyError) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        is_unknown = isinstance(error, OSError) and not Path(model).exists()
         raise ConfigError(
             "--model",
             model,
-            f"no tokeniser: {first_line}",
+            f"no tokeniser: {'this machine has no such model' if is_unknown else first_line}",
             "name a folder with tokenizer files or a model that this machine has downloaded, or "
             "give the token ids with --token-ids",
         ) from error

@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from s3kv.errors import ConfigError
+
+MIN_TAIL_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
@@ -46,9 +50,27 @@ class PromptOptions:
     ] = None
     min_tail_tokens: Annotated[
         int, typer.Option("--min-tail-tokens", help="The engines' min_tail_tokens.", min=1)
-    ] = 64
+    ] = MIN_TAIL_TOKENS
 
     @property
     def is_given(self) -> bool:
         """Whether the user named a prompt at all."""
         return self.prompt_file is not None or self.token_ids is not None
+
+    def check_alone(self) -> None:
+        """Raise `ConfigError` for an option that only says how a prompt is read, without one."""
+        if self.is_given:
+            return
+        told = {
+            "--model": self.model,
+            "--chat": self.chat or None,
+            "--salt": self.salt or None,
+            "--hash-seed": self.hash_seed,
+            "--min-tail-tokens": (
+                self.min_tail_tokens if self.min_tail_tokens != MIN_TAIL_TOKENS else None
+            ),
+        }
+        for name, value in told.items():
+            if value is not None:
+                remedy = "name one with --prompt-file or --token-ids, or leave this out"
+                raise ConfigError(name, value, "says nothing without a prompt", remedy)

@@ -11,7 +11,7 @@ from s3kv.bucket.base import Missing, ObjectInfo, ObjectStore
 from s3kv.cli.connection import REQUEST_TIMEOUT_S
 from s3kv.cli.listing import read_namespace
 from s3kv.cli.prompt_keys import Derived, Prompt, derive_chunks
-from s3kv.cli.tally import geometry_of
+from s3kv.cli.tally import geometries_of
 from s3kv.core.chunking import Chunk, tail_candidates
 from s3kv.core.explaining import (
     Mark,
@@ -49,26 +49,44 @@ class IndexLook:
     whole: Snapshot
     problem: str = ""
 
+    @property
+    def is_unindexed(self) -> bool:
+        """Whether there is neither log nor inbox: then engines ask the bucket for chunks' names.
+
+        So it is where the store cannot carry an index, and where somebody deleted it until it is
+        begun anew.
+        """
+        whole = self.whole
+        return not (self.problem or whole.head or len(whole.base) or len(whole.recent))
+
     def marks(self, chunks: Sequence[Chunk]) -> list[Mark]:
         """One for each chunk."""
         if self.problem:
             return [Mark.UNREAD] * len(chunks)
+        if self.is_unindexed:
+            return [Mark.NO_INDEX] * len(chunks)
         fps = fingerprints([chunk.chunk_hash for chunk in chunks])
         return marks_beyond(self.log, self.whole, fps)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A namespace in which the prompt may be archived."""
+    """A namespace in which the prompt may be archived.
+
+    named_blocks: where there is no index, blocks from the start on whose shards are there.
+    """
 
     namespace: Namespace
     derived: Derived
     index: IndexLook
+    named_blocks: int = 0
 
     @property
     def listed_tokens(self) -> int:
-        """Tokens from the start on that the index lists, as an engine that starts looks them up."""
+        """Tokens from the start on that an engine that starts finds: in the index, or by name."""
         derived = self.derived
+        if self.index.is_unindexed:
+            return self.named_blocks * derived.block_tokens
         found = match(
             self.index.whole.present,
             derived.hashes,
@@ -124,7 +142,11 @@ async def read_candidate(
         derived = derive_chunks(prompt, namespace.fields)
     except ValueError as error:
         return str(error)
-    return Candidate(namespace, derived, await _read_index(store, ns, clock))
+    candidate = Candidate(namespace, derived, await _read_index(store, ns, clock))
+    if not candidate.index.is_unindexed:
+        return candidate
+    own = await _look_at(store, candidate, derived.chunks, lambda done, text: None)
+    return replace(candidate, named_blocks=hit_blocks(own))
 
 
 async def _read_index(store: ObjectStore, ns: NamespaceId, clock: Clock) -> IndexLook:
@@ -149,7 +171,8 @@ async def read_view(
     own = await _look_at(store, candidate, derived.chunks, tell)
     known = [tail for tail in _bridges(derived, own) if tail not in derived.chunks]
     found = zip(known, candidate.index.marks(known), strict=True)
-    tails = [tail for tail, mark in found if mark not in (Mark.UNKNOWN, Mark.UNREAD)]
+    listed = (Mark.LIVE, Mark.WAITING, Mark.EXPIRED, Mark.LOST)
+    tails = [tail for tail, mark in found if mark in listed]
     return PromptView(candidate, tuple(own), tuple(await _look_at(store, candidate, tails, tell)))
 
 
@@ -184,8 +207,7 @@ class _Looker:
         self._store = store
         self._namespace = namespace
         self._writer_count = writer_count_of(namespace.fields)
-        stages = range(len(namespace.fields.layout))
-        self._geometries = [geometry_of(namespace, stage) for stage in stages]
+        self._geometries = geometries_of(namespace)
         self._turn = asyncio.Semaphore(PARALLEL_HEADS)
         self._done, self._tell = 0, tell
 

@@ -21,7 +21,7 @@ from s3kv.cli.options import Options
 from s3kv.cli.output import Output
 from s3kv.cli.service import stop_signals, time_text, unless
 from s3kv.cli.subjects import subject_of
-from s3kv.cli.words import counted
+from s3kv.cli.words import age_text, bytes_text, counted
 from s3kv.core.ids import NamespaceId
 from s3kv.core.namespace import Namespace
 from s3kv.errors import S3KVError
@@ -40,7 +40,7 @@ DRAIN_S: Final = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of the log. event: `sequencing`, `left_alone`, `ended` or `not_listed`.
+    """One line of the log. event: `begins`, `sequencing`, `left_alone`, `ended` or `not_listed`.
 
     ticks, segments_folded: since the line before of this namespace; writers: engines that
     committed within the last minute.
@@ -209,12 +209,47 @@ async def sequencer(
     async with opened(settings) as store:
         named = [await choose_namespace(store, uri, name) for name in names] or None
         await require_conditional_put(store, uri)
-        leaders = Leaders(store, Clock(), limits, named, lambda line: _tell(line, output))
+        clock = Clock()
+        _tell_beginning(uri, named, limits, clock.unix_s(), output)
+        leaders = Leaders(store, clock, limits, named, lambda line: _tell(line, output))
         with stop_signals() as stop:
             await leaders.run(stop)
     return EXIT_OK
 
 
+def beginning(uri: str, named: Sequence[NamespaceId] | None, limits: IndexSettings) -> str:
+    """What is led and what it enforces, in words."""
+    what = f"every namespace under {uri}, later ones too"
+    if named:
+        what = f"{', '.join(ns[:SHORT_ID] for ns in named)} under {uri}"
+    bounds = []
+    if limits.ttl_s is not None:
+        bounds.append(f"what was not used for {age_text(limits.ttl_s)}")
+    if limits.max_bytes is not None:
+        bounds.append(f"the least recently used beyond {bytes_text(limits.max_bytes)} each")
+    if bounds:
+        return f"{what}; forgets {' and '.join(bounds)}"
+    return (
+        f"{what}; WARNING: neither --ttl nor --max-bytes: nothing is forgotten while this process "
+        "leads, whatever the engines' limits, since only who leads enforces limits"
+    )
+
+
+def _tell_beginning(
+    uri: str,
+    named: Sequence[NamespaceId] | None,
+    limits: IndexSettings,
+    now_s: float,
+    output: Output,
+) -> None:
+    line = Line(unix_s=now_s, event="begins", reason=beginning(uri, named, limits))
+    bounds = {"namespaces": named, "ttl_s": limits.ttl_s, "max_bytes": limits.max_bytes}
+    output.event(_document(line) | bounds, line.text())
+
+
 def _tell(line: Line, output: Output) -> None:
-    document = {name: getattr(line, name) for name in Line.__dataclass_fields__}
-    output.event(document, line.text())
+    output.event(_document(line), line.text())
+
+
+def _document(line: Line) -> dict[str, object]:
+    return {name: getattr(line, name) for name in Line.__dataclass_fields__}

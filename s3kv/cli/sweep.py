@@ -7,7 +7,6 @@ deleted, and when it may be, is decided in `core.sweep`; the walk is `runtime.sw
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 
 from s3kv.bucket.base import ObjectStore
@@ -33,9 +32,11 @@ from s3kv.cli.sweep_wishes import SweepWishes, wishes_of
 from s3kv.cli.words import age_text
 from s3kv.core.ids import NamespaceId
 from s3kv.core.sweep import FOLDERS, SweepRules
-from s3kv.errors import ConfigError, S3KVError
+from s3kv.errors import S3KVError
 from s3kv.runtime.clock import Clock
 from s3kv.runtime.sweeping import NamespaceReport, Orders, choose_cutoff, sweep_namespace
+
+_WITHOUT_INDEX = "without an index a sweep would take every object for an orphan"
 
 
 async def sweep(options: Options, given: SweepOptions, output: Output) -> int:
@@ -87,32 +88,37 @@ class Passes:
         self._wishes = wishes
         self._output = output
         self._clock = clock
-        self._may_raise = False
+        self._has_begun = False
+        self._chosen: NamespaceId | None = None
 
     async def report_once(self) -> int:
-        """A pass of a service: one line or document, also when it fails. Raises `ConfigError`."""
+        """A pass of a service: one line or document, also when it fails.
+
+        Raises `ConfigError`: for what the place lacks, only before the first pass.
+        """
         began_s = self._clock.unix_s()
         try:
             result = await self.once()
         except S3KVError as error:
-            failure = explain(error, self._settings)
-            says = f"{failure.says}; {failure.remedy}" if failure.remedy else failure.says
+            says = explain(error, self._settings).line
             result = SweepResult(self._settings, self._wishes, limits=[says])
-        self._output.answer(
-            document_of(result), lambda: self._output.line(line_of(result, began_s))
-        )
-        sys.stdout.flush()  # whoever follows a service reads a pipe
+        self._output.event(document_of(result), line_of(result, began_s))
         return result.exit_code
 
     async def once(self) -> SweepResult:
         """One pass over everything that is chosen. Raises `ConfigError`, `S3KVError`."""
         with self._output.progress(f"reading {self._uri}:"):
+            if not self._has_begun:
+                await self._begin()
+                self._has_begun = True
             subjects = await self._subjects()
             result = SweepResult(self._settings, self._wishes, unknown=subjects.unknown)
             result.foreign_folders = await self._foreign_folders()
             result.cutoff_s = await self._cutoff(subjects, result.limits)
         state = load_state(
-            self._wishes.state, self._wishes.sameness(self._uri), self._clock.unix_s()
+            self._wishes.state,
+            self._wishes.sameness(self._uri, self._settings.endpoint_url),
+            self._clock.unix_s(),
         )
         result.remarks += [state.note] if state.note else []
         result.reports = await self._walk(subjects, self._orders(result.cutoff_s), state)
@@ -120,12 +126,16 @@ class Passes:
             state.clear()
         return result
 
+    async def _begin(self) -> None:
+        """What is asked once: a service must not end on it later."""
+        if self._wishes.acts:
+            await require_conditional_put(self._store, self._uri, _WITHOUT_INDEX)
+        if self._wishes.namespace is not None:
+            wanted = self._wishes.namespace
+            self._chosen = await choose_namespace(self._store, self._uri, wanted)
+
     async def _subjects(self) -> Subjects:
-        wanted = self._wishes.namespace
-        if wanted is None:
-            chosen = await namespaces(self._store)
-        else:
-            chosen = [await choose_namespace(self._store, self._uri, wanted)]
+        chosen = [self._chosen] if self._chosen else await namespaces(self._store)
         return await read_subjects(self._store, self._clock, chosen)
 
     async def _foreign_folders(self) -> Sequence[str]:
@@ -143,15 +153,11 @@ class Passes:
             limits.append(f"nothing more is forgotten: this machine's clock is {skew} off")
             return 0
         try:
-            if wishes.acts and not self._may_raise:
-                await require_conditional_put(self._store, self._uri)
-                self._may_raise = True
             return await choose_cutoff(
                 self._store, subjects.known, self._clock, wishes.ttl_s, wishes.max_bytes
             )
-        except (ConfigError, S3KVError) as error:
-            says = error.problem if isinstance(error, ConfigError) else str(error)
-            limits.append(f"nothing more is forgotten: {says}")
+        except S3KVError as error:
+            limits.append(f"nothing more is forgotten: {error}")
             return 0
 
     def _orders(self, cutoff_s: int) -> Orders:

@@ -62,7 +62,7 @@ class SweepResult:
             name = report.namespace[:SHORT_ID]
             if report.problem:
                 way = "not swept to its end" if report.has_failed else "left alone"
-                lines.append(f"{name} is {way}: {report.problem}")
+                lines.append(f"{name} is {way}: {report.problem}{_remedy(report)}")
             lines += [f"{name}: {limit}" for limit in report.limits]
         return [*lines, *self.limits]
 
@@ -74,6 +74,19 @@ class SweepResult:
             for heap in found.values() if isinstance(found, dict) else (found,):
                 total.add(heap)
         return total
+
+
+def _remedy(report: NamespaceReport) -> str:
+    if report.has_failed:
+        return ""  # it is in the failure's own words
+    if report.pins_unread:
+        return "; s3kv unpin removes the set, if it cannot be mended"
+    if report.index_incomplete:
+        return (
+            "; s3kv doctor --rebuild announces what is there; the rest heals when the engines have "
+            "merged the log, after about an hour"
+        )
+    return ""
 
 
 def usd_per_month(byte_count: int) -> float:
@@ -99,7 +112,7 @@ def document_of(result: SweepResult) -> Document:
         "max_bytes": wishes.max_bytes,
         "cutoff_s": result.cutoff_s,
         "usd_per_gib_month": USD_PER_GIB_MONTH,
-        "goes_now": _heap_document(result.total("now")),
+        "condemned": _heap_document(result.total("now")),
         "goes_after_grace": _heap_document(result.total("later")),
         "deleted": _heap_document(result.total("deleted")),
         "namespaces": [_report_document(report) for report in result.reports],
@@ -123,9 +136,10 @@ def _report_document(report: NamespaceReport) -> Document:
         "id": report.namespace,
         "problem": report.problem,
         "limits": report.limits,
+        "remarks": report.remarks,
         "folders": report.folder_count,
         "folders_done_before": report.skipped_folder_count,
-        "goes_now": {why: _heap_document(heap) for why, heap in report.now.items()},
+        "condemned": {why: _heap_document(heap) for why, heap in report.now.items()},
         "goes_after_grace": {why: _heap_document(heap) for why, heap in report.later.items()},
         "waits": _heap_document(report.young),
         "stays": _heap_document(report.stays),
@@ -133,6 +147,7 @@ def _report_document(report: NamespaceReport) -> Document:
         "uploaded_anew_meanwhile": report.replaced,
         "unfinished_uploads": report.upload_count,
         "renewed": report.renewed,
+        "renewed_files": report.renewed_files,
         "adopted_chunks": report.adopted,
         "lost_chunks_reported": report.reported_lost,
         "foreign": {"objects": report.foreign_count, "names": report.foreign_names},
@@ -162,7 +177,7 @@ def show(result: SweepResult, output: Output) -> None:
 
 
 def _rows(result: SweepResult) -> Iterable[tuple[str, ...]]:
-    goes = "deleted" if result.wishes.acts else "goes now"
+    goes = "condemned" if result.wishes.acts else "goes now"
     for report in result.reports:
         name = report.namespace[:SHORT_ID]
         for what, heaps in ((goes, report.now), ("goes after the grace", report.later)):
@@ -198,6 +213,7 @@ def _deeds(result: SweepResult) -> Iterable[str]:
             (report.adopted, "chunk", "adopted: whole, and nobody listed it"),
             (report.reported_lost, "chunk", "reported lost: listed, and not there"),
             (report.renewed, "object", "renewed before the lifecycle rule takes it"),
+            (report.renewed_files, "file", "of the index and its sets renewed as well"),
         )
         for count, noun, words in deeds:
             if count:
@@ -205,6 +221,8 @@ def _deeds(result: SweepResult) -> Iterable[str]:
         if report.skipped_folder_count:
             folders = counted(report.skipped_folder_count, "folder")
             yield f"{name}: {folders} done before; the table is of the rest"
+        for remark in report.remarks:
+            yield f"{name}: {remark}"
 
 
 def _foreign(result: SweepResult) -> Iterable[str]:
@@ -236,7 +254,7 @@ def line_of(result: SweepResult, began_s: float) -> str:
         f"after the grace {later.count:,}",
         f"stay {stays.count:,} {bytes_text(stays.total_bytes)}",
     ]
-    for name in ("adopted", "reported_lost", "renewed", "upload_count"):
+    for name in ("adopted", "reported_lost", "renewed", "renewed_files", "upload_count"):
         count = sum(getattr(report, name) for report in result.reports)
         if count:
             parts.append(f"{name.replace('_', ' ').removesuffix(' count')} {count:,}")

@@ -32,10 +32,11 @@ class SweepWishes:
         """Whether anything is to be forgotten that is not condemned yet."""
         return self.ttl_s is not None or self.max_bytes is not None
 
-    def sameness(self, uri: str) -> Mapping[str, object]:
+    def sameness(self, uri: str, endpoint_url: str | None) -> Mapping[str, object]:
         """What makes two passes parts of one sweep."""
         return {
             "uri": uri,
+            "endpoint_url": endpoint_url,
             "ttl_s": self.ttl_s,
             "max_bytes": self.max_bytes,
             "namespace": self.namespace,

@@ -194,6 +194,11 @@ def geometry_of(namespace: Namespace, stage: int = 0) -> ShardGeometry:
     return ShardGeometry(groups, chunk_blocks_for(fields.chunk_tokens, fields.block_tokens))
 
 
+def geometries_of(namespace: Namespace) -> list[ShardGeometry]:
+    """The same of every stage, in order. Raises ValueError if any of them describes none."""
+    return [geometry_of(namespace, stage) for stage in range(len(namespace.fields.layout))]
+
+
 def contents_of(tally: NamespaceTally, geometry: ShardGeometry) -> Contents:
     """Blocks archived, by the sizes of writer 0's shards."""
     blocks = tail_count = odd_count = 0

@@ -160,7 +160,8 @@ class Verified:
         text = _unless_zero(tally.unlisted_chunks, "chunk")
         if text and tally.young_chunks:
             text += f", {tally.young_chunks:,} of them too young to tell"
-        return text + "; a sweep or s3kv doctor --rebuild adopts them" if text else ""
+        which = "those that are still whole" if Fate.QUARANTINED in tally.fates else "them"
+        return f"{text}; a sweep or s3kv doctor --rebuild adopts {which}" if text else ""
 
     def _costs(self) -> list[tuple[str, str]]:
         requests = self.traffic.requests

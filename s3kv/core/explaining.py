@@ -1,7 +1,8 @@
 """From what index and bucket know of a prompt's chunks to one state each, and what it comes to.
 
 Pure. The index alone decides what an engine is offered, the bucket what it then gets: a chunk is
-present only if both have it. Looking is somebody else's work.
+present only if both have it, unless there is no index at all: then names decide, as for an engine.
+Looking is somebody else's work.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Mark(enum.Enum):
     LOST = "dead"
     UNKNOWN = "unknown"
     UNREAD = "not read"
+    NO_INDEX = "no index"
 
 
 def marks(snapshot: Snapshot, fps: NDArray[np.uint64]) -> list[Mark]:

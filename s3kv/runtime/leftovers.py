@@ -5,7 +5,7 @@ Only names that are exactly ours are touched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from s3kv.bucket.base import ObjectInfo, ObjectStore, UploadInfo
@@ -42,14 +42,16 @@ async def abort_uploads(
 
 async def old_quarantined(
     store: ObjectStore, ns: NamespaceId, age_s: float, timeout_s: float
-) -> list[ObjectInfo]:
-    """Shards that were set aside at least age_s ago by the store's clock."""
-    return [
-        found
-        async for page in store.list(keys.quarantine_prefix(ns), timeout_s=timeout_s)
-        for found in page
-        if found.age_s >= age_s and keys.parse_quarantine_key(found.key) is not None
-    ]
+) -> AsyncIterator[list[ObjectInfo]]:
+    """Shards that were set aside at least age_s ago by the store's clock, page by page."""
+    async for page in store.list(keys.quarantine_prefix(ns), timeout_s=timeout_s):
+        old = [
+            found
+            for found in page
+            if found.age_s >= age_s and keys.parse_quarantine_key(found.key) is not None
+        ]
+        if old:
+            yield old
 
 
 async def delete_quarantined(

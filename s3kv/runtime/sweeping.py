@@ -76,16 +76,18 @@ class NamespaceReport:
     """What a pass saw and did.
 
     problem: why the namespace was left alone, or left half-way; has_failed: the latter; limits:
-    what could not be looked at beside that. now: what goes, by reason, and in a look would go;
-    later: what goes when the grace is over; deleted: what is gone. uploads: given up, sizes
-    unknown. adopted, reported_lost: chunks; renewed, replaced: objects (replaced ones were uploaded
-    anew before they could be deleted, and stay). index_incomplete: parts of it cannot be read.
+    what could not be done beside that; remarks: what this store does not tell. now: what is
+    condemned, by reason; later: what goes when the grace is over; deleted: what is gone. uploads:
+    given up, sizes unknown. adopted, reported_lost: chunks; renewed, replaced: objects (replaced
+    ones were uploaded anew before they could be deleted, and stay); renewed_files: of log and sets.
+    index_incomplete, pins_unread: parts of it, or a pinned set, cannot be read.
     """
 
     namespace: NamespaceId
     problem: str = ""
     has_failed: bool = False
     limits: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     folder_count: int = 0
     skipped_folder_count: int = 0
     now: dict[str, Heap] = field(default_factory=dict)
@@ -97,10 +99,12 @@ class NamespaceReport:
     adopted: int = 0
     reported_lost: int = 0
     renewed: int = 0
+    renewed_files: int = 0
     replaced: int = 0
     foreign_count: int = 0
     foreign_names: list[str] = field(default_factory=list)
     index_incomplete: bool = False
+    pins_unread: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -228,9 +232,10 @@ class _Pass:
         report.deleted.add(Heap(deeds.deleted, deeds.deleted_bytes))
         report.replaced += deeds.replaced
         report.index_incomplete = self._tool.snapshot.incomplete
+        report.pins_unread = bool(self._tool.sequencer.pins.problem)
         if self._orders.deed != "look":
             report.adopted, report.reported_lost = deeds.adopted, deeds.reported_lost
-            report.renewed = deeds.renewed
+            report.renewed, report.renewed_files = deeds.renewed, deeds.renewed_files
 
     def _is_stopped(self) -> bool:
         """Whether nothing may be swept; then the report says why."""
@@ -302,6 +307,10 @@ class _Pass:
         ns, age_s = self.report.namespace, self._orders.upload_age_s
         try:
             uploads = await old_uploads(self._store, ns, age_s, REQUEST_TIMEOUT_S)
+        except Denied as error:  # many stores have no such listing: a lifecycle rule must do
+            self.report.remarks.append(f"unfinished uploads cannot be listed: {error}")
+            return
+        try:
             if self._orders.deed == "sweep":
                 await abort_uploads(self._store, uploads, REQUEST_TIMEOUT_S)
         except Denied as error:
@@ -311,15 +320,14 @@ class _Pass:
 
     async def _clear_quarantine(self) -> None:
         ns, age_s = self.report.namespace, self._orders.quarantine_age_s
-        found = await old_quarantined(self._store, ns, age_s, REQUEST_TIMEOUT_S)
-        if not found:
-            return
-        self.report.now["quarantine"] = Heap(len(found), sum(each.size for each in found))
-        if self._orders.deed == "sweep":
-            kept = await delete_quarantined(self._store, found, REQUEST_TIMEOUT_S)
-            gone = [each.size for each in found if each.key not in kept]
-            self.report.deleted.add(Heap(len(gone), sum(gone)))
-            self.report.replaced += len(kept)
+        async for found in old_quarantined(self._store, ns, age_s, REQUEST_TIMEOUT_S):
+            condemned = Heap(len(found), sum(each.size for each in found))
+            _heap(self.report.now, "quarantine").add(condemned)
+            if self._orders.deed == "sweep":
+                kept = await delete_quarantined(self._store, found, REQUEST_TIMEOUT_S)
+                gone = [each.size for each in found if each.key not in kept]
+                self.report.deleted.add(Heap(len(gone), sum(gone)))
+                self.report.replaced += len(kept)
 
 
 def _object_count(plan: FolderPlan) -> int:

@@ -255,7 +255,7 @@ def test_another_namespace_is_told_with_the_fields_in_which_it_differs(
         {"field": "chunk_tokens", "there": "32", "here": "64"},
         {"field": "weights", "there": '"mine"', "here": json.dumps(here.fields.weights)},
     ]
-    assert f"namespace {there.id[:12]} lists 160 tokens of it and differs in:" in shown.stdout
+    assert f"namespace {there.id[:12]} has 160 tokens of it and differs in:" in shown.stdout
 
 
 def test_a_salt_leads_to_other_chunks(

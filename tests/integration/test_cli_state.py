@@ -442,7 +442,10 @@ class TestSequencer:
         assert (exit_code, complaints) == (0, "")
         keys = await asyncio.to_thread(keys_under, endpoint, fresh_uri)
         assert not [key for key in keys if "/inbox/" in key or ".s3kv-probe" in key]
-        assert [line["event"] for line in process.lines] == ["sequencing"]
+        assert [line["event"] for line in process.lines] == ["begins", "sequencing"]
+        begins = process.lines[0]
+        assert (begins["namespaces"], begins["ttl_s"], begins["max_bytes"]) == (None, None, None)
+        assert "WARNING: neither --ttl nor --max-bytes" in begins["reason"]
 
     async def test_a_second_one_takes_over_when_the_first_is_killed(
         self, seaweed_endpoint: str, fresh_uri: str

@@ -117,7 +117,7 @@ class TestCommand:
         document = document_of(s3kv(endpoint, *arguments, "--json"))
 
         row = namespace_row(document)
-        assert (document["exit_code"], document["dry_run"], row["goes_now"]) == (0, True, {})
+        assert (document["exit_code"], document["dry_run"], row["condemned"]) == (0, True, {})
         assert row["goes_after_grace"]["expired"]["objects"] == 1
         assert row["goes_after_grace"]["expired"]["bytes"] < FULL_BYTES
         assert (row["stays"]["objects"], row["folders"]) == (1, 256)
@@ -204,6 +204,7 @@ class TestCommand:
         path = tmp_path / "place"
         same: dict[str, object] = {
             "uri": fresh_uri,
+            "endpoint_url": moto_endpoint,
             "ttl_s": None,
             "max_bytes": None,
             "namespace": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from s3kv.cli.explain_view import document_of, show
 from s3kv.cli.output import Output
 from s3kv.cli.prompt_keys import Prompt
 from s3kv.cli.tally import geometry_of
-from s3kv.core.follower import LOADS_BIT
+from s3kv.core.follower import LOADS_BIT, SAVES_BIT
 from s3kv.core.keys import shard_key, tick_key
 from s3kv.core.reasons import ChunkState, MissReason
 from s3kv.errors import ConfigError, Denied
@@ -127,6 +128,75 @@ async def test_a_whole_prompt_in_the_named_namespace_needs_no_look_at_others() -
     await explained(store, namespace=mine.id)
 
     assert not any(other.id in key for _, key in store.calls)
+
+
+async def save_without_index(archive: PromptArchive, prompt: Prompt = PROMPT) -> None:
+    """What engines leave on a store that cannot carry an index."""
+    await archive.describe()
+    derived = archive.derived(prompt)
+    for chunk in derived.chunks:
+        await archive.upload(derived, chunk)
+
+
+async def test_where_there_is_no_index_chunks_are_found_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = MemoryStore()
+    await save_without_index(PromptArchive(store))
+
+    found = await explained(store)
+
+    assert (found.view.is_whole, found.view.hit_tokens, found.reason) == (True, 160, None)
+    assert {seen.state for seen in found.view.own} == {ChunkState.PRESENT}
+    document: Any = document_of(found)
+    assert document["index"]["unindexed"] is True
+    assert document["chunks"][0]["why"] == "archived; no index here: found by name"
+    text = printed(found, capsys)
+    assert "there is no index here: engines find chunks by name until one is begun" in text
+    assert "an engine gets 160 of 165 tokens" in text
+
+
+async def test_a_hole_where_there_is_no_index_is_a_miss_from_there_on() -> None:
+    store = MemoryStore()
+    archive = PromptArchive(store)
+    await save_without_index(archive)
+    await save_without_index(archive, prompt_of(PROMPT.token_ids[: 7 * 16]))  # not asked for
+    await archive.delete(archive.derived(PROMPT).chunks[1])
+
+    found = await explained(store)
+
+    assert [seen.state.value for seen in found.view.rows] == ["present", "absent", "present"]
+    assert (found.view.is_whole, found.view.hit_tokens) == (False, 64)
+
+
+async def test_of_several_namespaces_without_an_index_the_one_that_has_most_is_explained() -> None:
+    store = MemoryStore()
+    labelled = sorted((namespace_of(label="a"), namespace_of(label="b")), key=lambda ns: ns.id)
+    await save_without_index(PromptArchive(store, labelled[0]), prompt_of(PROMPT.token_ids[:70]))
+    await save_without_index(PromptArchive(store, labelled[1]))
+
+    found = await explained(store)
+
+    assert found.view.candidate.namespace == labelled[1]
+    assert [(each.namespace, each.listed_tokens) for each in found.elsewhere] == [(labelled[0], 64)]
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+async def test_paused_saves_are_told_where_something_is_missing(
+    is_paused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = MemoryStore()
+    archive = PromptArchive(store)
+    await archive.save(prompt_of(PROMPT.token_ids[:70]))
+    await (await archive.tool()).sequence(pause_bits=SAVES_BIT if is_paused else 0)
+
+    missing, whole = await explained(store), await explained(store, prompt_of(token_ids(4, seed=1)))
+
+    assert missing.first_missing is not None
+    assert missing.first_missing.state is ChunkState.ABSENT
+    says = "nothing is saved now: saving is paused, s3kv resume ends that"
+    assert (says in printed(missing, capsys)) is is_paused
+    assert says not in printed(whole, capsys)
 
 
 async def test_a_hash_algorithm_that_names_no_shards_is_said() -> None:

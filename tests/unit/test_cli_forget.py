@@ -18,6 +18,7 @@ from s3kv.cli.output import Output
 from s3kv.cli.prompt_options import PromptOptions
 from s3kv.core.follower import SAVES_BIT
 from s3kv.core.keys import set_key
+from s3kv.core.pinset import encode_set, make_set
 from s3kv.errors import ConfigError
 from tests.fakes.prompt_archive import PromptArchive, prompt_of, token_ids
 from tests.fakes.small_archive import TIMEOUT_S
@@ -55,6 +56,12 @@ async def forget(store: MemoryStore, **given: Any) -> Forgotten:
     options = ForgetOptions(**{"yes": True, **given})
     wanted = Wanted() if options.everything else Wanted(PROMPT)
     return await forgotten(store, URI, wanted, options, Output("human"))
+
+
+def told(found: Forgotten) -> list[dict[str, Any]]:
+    """What programs are told of each namespace."""
+    namespaces: Any = document_of(found)["namespaces"]
+    return list(namespaces)
 
 
 def printed(found: Forgotten, capsys: pytest.CaptureFixture[str]) -> str:
@@ -163,15 +170,67 @@ async def test_saves_that_go_on_are_warned_of(
     assert ("saves are not paused" in printed(found, capsys)) is not is_paused
 
 
-async def test_a_set_that_cannot_be_read_may_pin_everything() -> None:
+@pytest.mark.parametrize("is_all", [True, False])
+async def test_a_dry_run_shows_what_is_pinned_and_refuses_nothing(
+    is_all: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = MemoryStore()
+    archive = PromptArchive(store)
+    derived = await archive.save(PROMPT)
+    ns = archive.namespace.id
+    pinned = make_set(ns, "keep", {derived.chunks[0].chunk_hash: 4})
+    await store.put(set_key(ns, "keep"), encode_set(pinned), timeout_s=TIMEOUT_S)
+    before = dict(store.objects)
+
+    dry = await forget(store, yes=False, everything=is_all)
+
+    assert (dry.exit_code, dry.targets[0].pinned_count) == (0, 1)
+    text = printed(dry, capsys)
+    assert "would go" in text
+    assert "1 chunk of it pinned" in text
+    assert "nothing was deleted; with --yes and --including-pinned it is" in text
+    with pytest.raises(ConfigError, match="1 of these chunks are pinned"):
+        await forget(store, everything=is_all)
+    assert store.objects == before
+
+
+async def test_more_names_than_are_remembered_are_at_least_so_many_chunks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = MemoryStore()
+    await PromptArchive(store).save(PROMPT)
+
+    whole = await forget(store, yes=False, everything=True)
+    (target,) = told(whole)
+    assert (target["chunks"], target["chunks_at_least"]) == (3, False)
+    assert "at least" not in printed(whole, capsys)
+    monkeypatch.setattr("s3kv.cli.erasing.NAMES_MAX", 2)
+
+    cut = await forget(store, yes=False, everything=True)
+
+    (target,) = told(cut)
+    assert target["chunks_at_least"] is True
+    assert f"at least {target['chunks']}" in printed(cut, capsys)
+
+
+async def test_a_set_that_cannot_be_read_may_pin_everything(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     store = MemoryStore()
     archive = PromptArchive(store)
     await archive.save(PROMPT)
     key = set_key(archive.namespace.id, "keep")
     await store.put(key, b"damaged", timeout_s=TIMEOUT_S)
 
+    before = dict(store.objects)
+
     with pytest.raises(ConfigError, match="is not known: set keep cannot be read"):
         await forget(store)
+    dry = await forget(store, yes=False)
+    assert (dry.exit_code, store.objects) == (0, before)
+    text = printed(dry, capsys)
+    assert "what is pinned is not known: set keep cannot be read" in text
+    assert "with --yes and --including-pinned it is" in text
     assert (await forget(store, including_pinned=True)).exit_code == 0
 
 
@@ -218,6 +277,10 @@ def test_prefixes_under_which_nothing_is_are_left_out() -> None:
         ({"everything": True}, {"salt": "s"}, "--salt"),
         ({}, {"salt": "s"}, "--salt"),
         ({}, {"model": "m"}, "--prompt-file"),
+        ({"everything": True}, {"min_tail_tokens": 32}, "--min-tail-tokens"),
+        ({"everything": True}, {"hash_seed": "0"}, "--hash-seed"),
+        ({"hashes": "f"}, {"model": "m"}, "--model"),
+        ({"hashes": "f"}, {"chat": True}, "--chat"),
         ({"hashes": "f", "keep_shared_with": "g"}, {}, "--keep-shared-with"),
     ],
 )

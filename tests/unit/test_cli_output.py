@@ -99,6 +99,7 @@ BAD_INPUT = [
     (["s3://bucket/a//b"], "uri", "'s3://bucket/a//b'", "s3://bucket/prefix"),
     (["s3://bucket/p", "--endpoint-url", "localhost:9000"], "--endpoint-url", "'local", "http://"),
     (["s3://bucket/p", "--endpoint-url", "http://h:port"], "--endpoint-url", "'http://h", "http:"),
+    (["s3://bucket/p", "--endpoint-url", "http://[::1"], "--endpoint-url", "'http://[", "http:"),
     (["s3://bucket/p", "--addressing-style", "paht"], "--addressing-style", "'paht'", "path"),
     (["s3://bucket/p", "--checksum-mode", "always"], "--checksum-mode", "'always'", "when_req"),
     (["s3://bucket/p", "--region", ""], "--region", "''", "leave it out"),
@@ -134,6 +135,7 @@ def test_bad_input_is_one_document_too_where_documents_are_wanted(command: str) 
     [
         Options(uri="s3://key:sesame@bucket/prefix"),
         Options(uri="s3://bucket/prefix", endpoint_url="http://key:sesame@host:9000"),
+        Options(uri="s3://bucket/prefix", endpoint_url="http://key:sesame@[::1"),
     ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(options: Options) -> None:
@@ -147,5 +149,6 @@ def test_every_command_tells_what_it_does() -> None:
     result = CliRunner().invoke(app, ["--help"])
 
     assert result.exit_code == 0
+    assert "Looks after archives" in result.stdout
     for command in ("doctor", "ls", "stat", "demo"):
         assert f" {command} " in result.stdout

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from s3kv.bucket.faults import Fail, Faulty
 from s3kv.bucket.memory import MemoryStore
-from s3kv.cli.sequencer import LINE_S, LOOK_S, Leaders, Line
+from s3kv.cli.sequencer import LINE_S, LOOK_S, Leaders, Line, beginning
 from s3kv.cli.subjects import subject_of
 from s3kv.core.ids import NamespaceId
 from s3kv.core.keys import namespace_key, tick_key
@@ -267,3 +268,26 @@ async def test_it_ends_with_everything_that_it_began(bench: Bench) -> None:
     assert bench.tasks[0].done()
     assert bench.tasks[0].exception() is None
     assert asyncio.all_tasks() - before <= {bench.tasks[0]}
+
+
+@pytest.mark.parametrize(
+    ("named", "limits", "says"),
+    [
+        (None, {"ttl_s": 7_200}, "every namespace under s3://b/p, later ones too; forgets what"),
+        (None, {"ttl_s": 7_200}, "forgets what was not used for 2.0 h"),
+        (None, {"max_bytes": 2 << 30}, "forgets the least recently used beyond 2.0 GiB each"),
+        (
+            None,
+            {"ttl_s": 7_200, "max_bytes": 2 << 30},
+            "was not used for 2.0 h and the least recently used beyond 2.0 GiB each",
+        ),
+        ([A.id], {}, f"{A.id[:12]} under s3://b/p; WARNING: neither --ttl nor --max-bytes"),
+    ],
+)
+def test_it_says_at_the_start_what_it_leads_and_forgets(
+    named: list[NamespaceId] | None, limits: dict[str, Any], says: str
+) -> None:
+    told = beginning("s3://b/p", named, replace(SETTINGS, **limits))
+
+    assert says in told
+    assert ("WARNING" in told) is (not limits)

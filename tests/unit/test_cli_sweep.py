@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from s3kv.bucket.base import CREATED, Created, Exists, ObjectStore
+from s3kv.bucket.base import ObjectStore
+from s3kv.bucket.capabilities import PROBE_PREFIX
 from s3kv.bucket.connect import BucketSettings, parse_uri
 from s3kv.bucket.faults import Fail, Faulty, Hold
 from s3kv.bucket.memory import MemoryStore
@@ -19,23 +20,16 @@ from s3kv.cli.sweep_options import SweepOptions
 from s3kv.cli.sweep_view import document_of, line_of, show
 from s3kv.cli.sweep_wishes import SweepWishes, wishes_of
 from s3kv.core.ids import NamespaceId
-from s3kv.core.keys import namespace_key
+from s3kv.core.keys import namespace_key, set_key, tick_key
 from s3kv.core.sweep import FOLDERS
 from s3kv.errors import ConfigError, Transient
+from tests.fakes.careless_store import CarelessStore
 from tests.fakes.clock import FakeClock
 from tests.fakes.sweep_archive import SweepArchive
 
 DAY_S = 86_400
 SETTINGS = BucketSettings(address=parse_uri("s3://bucket/prefix"))
 NS = NamespaceId("0" * 32)
-
-
-class ForgetfulStore(MemoryStore):
-    """Ignores `If-None-Match`."""
-
-    async def create(self, key: str, body: bytes, *, timeout_s: float) -> Created | Exists:
-        await self.put(key, body, timeout_s=timeout_s)
-        return CREATED
 
 
 def wishes(**given: Any) -> SweepWishes:
@@ -173,6 +167,59 @@ async def test_a_failed_pass_is_reported_and_the_next_one_tried(
     assert "no route" not in good
 
 
+async def test_a_service_does_not_end_on_a_namespace_that_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = FakeClock()
+    store = MemoryStore(unix_s=clock.unix_s)
+    archive = SweepArchive(store, clock)
+    await archive.begin()
+    service = passes(store, clock, yes=True, every="1h", namespace=archive.id[:8])
+
+    assert await service.report_once() == 0
+    await store.delete(list(store.objects), timeout_s=1)
+
+    assert await service.report_once() == 1
+    assert "there is no NAMESPACE.json" in capsys.readouterr().out.splitlines()[1]
+
+
+async def test_a_service_asks_once_what_the_store_can(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock()
+    faulty = Faulty(MemoryStore(unix_s=clock.unix_s))
+    await SweepArchive(faulty, clock).begin()
+    faulty.inject(Fail(Transient("no route")), "create", keys=f"{PROBE_PREFIX}*")
+    service = passes(faulty, clock, yes=True, every="1h")
+
+    codes = [await service.report_once() for _ in range(3)]
+
+    assert codes == [1, 0, 0]
+    assert "cannot tell whether the store honours If-None-Match" in capsys.readouterr().out
+    probes = [key for what, key in faulty.calls if what == "create" and PROBE_PREFIX in key]
+    asked = len(probes)
+    assert await service.report_once() == 0
+    assert len([k for what, k in faulty.calls if what == "create" and PROBE_PREFIX in k]) == asked
+
+
+async def test_a_service_prints_one_document_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock()
+    store = MemoryStore(unix_s=clock.unix_s)
+    await SweepArchive(store, clock).begin()
+    service = Passes(store, SETTINGS, wishes(yes=True, every="1h"), Output("json"), clock)
+
+    await service.report_once()
+    await service.report_once()
+
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["exit_code"] for each in documents] == [0, 0]
+
+
+def test_another_endpoint_is_another_sweep() -> None:
+    one, other = (wishes().sameness("s3://bucket/p", f"http://{host}") for host in ("a", "b"))
+
+    assert one != other
+    assert one == wishes().sameness("s3://bucket/p", "http://a")
+
+
 # ------------------------------------------------------- what stands against it
 async def old_archive(store: MemoryStore, clock: FakeClock) -> SweepArchive:
     archive = SweepArchive(store, clock)
@@ -182,19 +229,19 @@ async def old_archive(store: MemoryStore, clock: FakeClock) -> SweepArchive:
     return archive
 
 
-async def test_without_conditional_put_nothing_more_is_forgotten() -> None:
+async def test_without_conditional_put_nothing_is_swept() -> None:
     clock = FakeClock()
-    store = ForgetfulStore(unix_s=clock.unix_s)
+    store = CarelessStore(unix_s=clock.unix_s)
     archive = await old_archive(store, clock)
     store.write(archive.keys("odd")[0], b"odd")
     clock.jump(2 * 3_600.0)
 
-    result = await passes(store, clock, yes=True, ttl="1d").once()
+    with pytest.raises(ConfigError, match=r"If-None-Match is ignored.*every object for an orphan"):
+        await passes(store, clock, yes=True, ttl="1d").once()
 
-    assert "If-None-Match is ignored" in result.limits[0]
-    assert result.exit_code == 1
     assert await archive.live() == archive.names("old")
-    assert result.total("deleted").count == 1, "what is condemned already goes all the same"
+    assert archive.keys("odd")[0] in store.objects, "nothing is deleted without an index"
+    assert not (await passes(store, clock, ttl="1d").once()).total("deleted").count
 
 
 async def test_a_clock_that_is_off_forgets_nothing() -> None:
@@ -275,7 +322,7 @@ async def test_a_dry_run_says_what_goes_now_what_later_and_how(
     assert "$0.023 per GiB and month" in text
     (row,) = document["namespaces"]
     assert document["dry_run"] is True
-    assert row["goes_now"]["misshapen"]["objects"] == 1
+    assert row["condemned"]["misshapen"]["objects"] == 1
     assert row["goes_after_grace"]["expired"]["objects"] == 1
     assert (row["waits"]["objects"], row["stays"]["objects"]) == (0, 2)
     assert document["goes_after_grace"]["objects"] == 1
@@ -319,3 +366,40 @@ async def test_a_line_per_pass_names_what_was_done() -> None:
     assert line.startswith("2027-01-15T08:00:00Z deleted 0 objects 0 B ($0.00 a month); ")
     assert "after the grace 1" in line
     assert "reported lost 1" in line
+
+
+async def test_what_keeps_everything_comes_with_its_remedy() -> None:
+    clock = FakeClock()
+    store = MemoryStore(unix_s=clock.unix_s)
+    torn, unread = (SweepArchive(store, clock, label) for label in ("a", "b"))
+    for archive in (torn, unread):
+        await archive.begin()
+        for name in ("one", "two"):
+            await archive.save(name)
+            await archive.fold()
+    store.write(set_key(torn.id, "keep"), b"?")
+    store.write(tick_key(unread.id, 1), b"?")
+
+    result = await passes(store, clock, yes=True).once()
+
+    told = {line.split()[0]: line for line in result.problems}
+    assert told[torn.id[:12]].endswith("; s3kv unpin removes the set, if it cannot be mended")
+    assert "; s3kv doctor --rebuild announces what is there" in told[unread.id[:12]]
+
+
+async def test_files_of_the_index_that_are_renewed_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = FakeClock()
+    store = MemoryStore(unix_s=clock.unix_s)
+    archive = SweepArchive(store, clock)
+    await archive.begin()
+    await archive.save("used")
+    clock.jump(28 * DAY_S)
+    await archive.announce("used")
+
+    text, document = await said(store, clock, capsys, yes=True, lifecycle_days=30)
+
+    count = document["namespaces"][0]["renewed_files"]
+    assert count > 0
+    assert f"{count} file of the index and its sets renewed as well" in text

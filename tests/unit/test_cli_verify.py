@@ -111,6 +111,16 @@ def test_only_who_changed_nothing_is_told_so(capsys: pytest.CaptureFixture[str])
     assert hint not in shown(verified(Tally(good=1)), capsys)
 
 
+def test_who_quarantined_is_told_that_only_whole_chunks_are_adopted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tally = Tally(unlisted_chunks=3)
+    assert "--rebuild adopts them" in shown(verified(tally), capsys)
+    tally.add_bad(Listed("k", 5, 0.0, 0.0, "e"), Fault(Wrong.SIZE, "short"), Fate.QUARANTINED)
+
+    assert "--rebuild adopts those that are still whole" in shown(verified(tally), capsys)
+
+
 def test_requests_are_priced_by_their_kind() -> None:
     traffic = Traffic({"get": 1_000_000, "head": 1_000_000, "list": 1_000, "delete": 5_000})
 

@@ -94,6 +94,8 @@ def test_a_first_chunk_is_absent_for_the_most_telling_reason(
     [
         (Mark.LIVE, WHOLE, ChunkState.PRESENT),
         (Mark.UNREAD, WHOLE, ChunkState.PRESENT),
+        (Mark.NO_INDEX, WHOLE, ChunkState.PRESENT),
+        (Mark.NO_INDEX, replace(WHOLE, oldest_s=999.0), ChunkState.PRESENT),
         (Mark.WAITING, WHOLE, ChunkState.WAITING),
         (Mark.EXPIRED, WHOLE, ChunkState.EXPIRED),
         (Mark.LOST, WHOLE, ChunkState.LOST),
@@ -107,6 +109,8 @@ def test_a_first_chunk_is_absent_for_the_most_telling_reason(
         (Mark.EXPIRED, NONE, ChunkState.EXPIRED),
         (Mark.UNKNOWN, NONE, ChunkState.ABSENT),
         (Mark.UNREAD, NONE, ChunkState.ABSENT),
+        (Mark.NO_INDEX, NONE, ChunkState.ABSENT),
+        (Mark.NO_INDEX, Shards(2, there=(1,)), ChunkState.INCOMPLETE),
         (Mark.LIVE, Shards(2, there=(1,)), ChunkState.INCOMPLETE),
         (Mark.UNKNOWN, Shards(2, there=(0,)), ChunkState.INCOMPLETE),
         (Mark.LIVE, Shards(2, there=(0,), misshapen=(1,)), ChunkState.MISSHAPEN),
@@ -149,6 +153,8 @@ def test_a_prompt_gets_what_joins_from_its_start() -> None:
         (seen(0, 4, ChunkState.QUARANTINED, Mark.LOST), MissReason.LOST),
         (seen(0, 4, ChunkState.EXPIRED, Mark.EXPIRED), MissReason.EXPIRED),
         (seen(0, 4, ChunkState.ORPHAN, Mark.UNKNOWN), MissReason.ABSENT),
+        (seen(0, 4, ChunkState.PRESENT, Mark.NO_INDEX), None),
+        (seen(0, 4, ChunkState.INCOMPLETE, Mark.NO_INDEX), MissReason.ABSENT),
         (seen(0, 4, ChunkState.INCOMPLETE, Mark.UNKNOWN), MissReason.ABSENT),
     ],
 )

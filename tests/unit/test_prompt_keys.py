@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 import warnings
 from dataclasses import replace
@@ -152,6 +153,8 @@ def test_what_is_no_list_of_token_ids_is_refused(
         (PromptOptions(), "--prompt-file"),
         (PromptOptions(prompt_file="p"), "--model"),
         (PromptOptions(prompt_file="p", token_ids="t"), "--token-ids"),
+        (PromptOptions(token_ids="t", model="m"), "--model"),
+        (PromptOptions(token_ids="t", chat=True), "--chat"),
         (PromptOptions(prompt_file="/nowhere", model="m"), "--prompt-file"),
         (PromptOptions(token_ids="/"), "--token-ids"),
     ],
@@ -253,6 +256,28 @@ def test_a_model_that_cannot_be_found_is_one_line(tmp_path: Path) -> None:
     assert found.problem.startswith("no tokeniser: ")
     assert "\n" not in str(found)
     assert "--token-ids" in found.remedy
+
+
+def test_a_mistyped_model_is_not_sought_in_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "prompt.txt"
+    asked: list[str] = []
+    path.write_text("hello")
+
+    def resolve(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+    found = refusal(PromptOptions(model="nobody/mistyped", prompt_file=str(path)))
+
+    # The hub's client may once look up something of its own, which is not the model.
+    assert (found.field, len(asked) <= 1) == ("--model", True)
+    assert found.problem == "no tokeniser: this machine has no such model"
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_transformers_the_remedy_is_told(

@@ -217,6 +217,22 @@ async def test_old_uploads_and_quarantined_shards_go_and_foreign_ones_stay(place
     assert f"{ns}/quarantine/notes.txt" in place.memory.objects
 
 
+async def test_everything_in_quarantine_counts_whatever_the_pages() -> None:
+    clock = FakeClock()
+    memory = MemoryStore(unix_s=clock.unix_s, page_keys=2)
+    archive = SweepArchive(memory, clock)
+    await archive.begin()
+    for at in range(5):
+        memory.write(quarantine_key(archive.id, hash_of(f"bad {at}"), 0, 1), b"bad")
+    clock.jump(40 * DAY_S)
+
+    report = await sweep_namespace(memory, archive.subject, clock, Orders(deed="sweep"))
+
+    assert counts(report.now) == {"quarantine": 5}
+    assert report.deleted == Heap(5, 15)
+    assert not [key for key in memory.objects if "/quarantine/" in key]
+
+
 async def test_foreign_objects_are_counted_named_and_left_alone(place: Place) -> None:
     ns, name = place.archive.id, place.archive.keys("chunk")[0]
     names = [f"{name}.bak", f"{ns}/data/zz/x", f"{ns}/backup/x", f"{data_prefix(ns)}00/readme"]
@@ -307,8 +323,8 @@ async def test_a_store_that_lists_no_uploads_is_swept_for_the_rest(place: Place)
     report = await place.sweep(store=faulty)
 
     assert (report.deleted.count, report.problem) == (1, "")
-    assert report.limits == ["unfinished uploads: AccessDenied"]
-    assert not report.is_whole
+    assert report.remarks == ["unfinished uploads cannot be listed: AccessDenied"]
+    assert report.is_whole, "a lifecycle rule must do: it is no failure that can be mended here"
 
 
 async def test_a_stopped_walk_goes_on_with_the_folders_that_are_left(place: Place) -> None:
