@@ -51,6 +51,11 @@ class Capabilities:
     certain: bool = True
     problems: tuple[str, ...] = ()
 
+    @property
+    def carries_index(self) -> bool:
+        """Whether an index can be kept here: ticks are created once, and cleaned up (ADR 0004)."""
+        return self.conditional_put and self.deletable
+
     def describe(self) -> str:
         """One line for the start-up log."""
         if not self.certain and not self.readable:

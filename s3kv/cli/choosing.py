@@ -39,31 +39,31 @@ async def choose_namespace(store: ObjectStore, uri: str, text: str | None) -> Na
     )
 
 
-async def require_conditional_put(store: ObjectStore, uri: str, why: str = "") -> None:
-    """Ticks may be written here: the store honours `If-None-Match` (docs/adr/0004).
+async def require_index(store: ObjectStore, uri: str, why: str = "") -> None:
+    """An index may be written to here, as engines would see it too (docs/adr/0004).
 
     why: what the command would do without an index, half a sentence. Raises `ConfigError` if it
-    does not, or if nothing may be written; else as `honours_condition`.
+    may not, or if nothing may be written; else as `carries_index`.
     """
     found = await _probed(store)
-    if not found.conditional_put:
+    if not found.carries_index:
         problem = "; ".join([*found.problems, *([why] if why else [])])
         raise ConfigError("uri", uri, problem, "s3kv doctor says what the store lacks")
 
 
-async def honours_condition(store: ObjectStore) -> bool:
+async def carries_index(store: ObjectStore) -> bool:
     """Whether the index may be written to. Probes with one object that is deleted again.
 
     Raises `Transient` if that could not be found out; `Denied` if the prefix cannot be read.
     """
-    return (await _probed(store)).conditional_put
+    return (await _probed(store)).carries_index
 
 
 async def _probed(store: ObjectStore) -> Capabilities:
     found = await probe_capabilities(store, timeout_s=REQUEST_TIMEOUT_S)
-    if not found.conditional_put and not found.certain:
+    if not found.carries_index and not found.certain:
         seen = "; ".join(found.problems)
-        raise Transient(f"cannot tell whether the store honours If-None-Match: {seen}")
+        raise Transient(f"cannot tell whether the store can carry an index: {seen}")
     return found
 
 

@@ -35,7 +35,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "no index, ttl_s and max_bytes are not kept, and each lookup asks the bucket",
     "ranged GET": "use a store that supports ranged GET",
     "list": "use a store whose listings show new objects at once",
-    "delete": "allow s3:DeleteObject under the prefix",
+    "delete": "allow s3:DeleteObject under the prefix; without it there is no index, ttl_s and "
+    "max_bytes are not kept, and each lookup asks the bucket",
 }
 
 
@@ -99,7 +100,7 @@ def engine_words(findings: Sequence[Finding]) -> str:
         )
     if state.get("write") != "ok":
         return "An engine would load what is archived here and save nothing: no write succeeded."
-    if state.get("conditional PUT") != "ok":
+    if "warning" in (state.get("conditional PUT"), state.get("delete")):
         return (
             "An engine would load from here and save to it without an index: chunks are found by "
             "requests for their names, and only a lifecycle rule forgets."
@@ -107,8 +108,6 @@ def engine_words(findings: Sequence[Finding]) -> str:
     limits = []
     if state.get("multipart upload") == "warning":
         limits.append("large shards would not be saved")
-    if state.get("delete") == "warning":
-        limits.append("what is outdated would stay for ever")
     if state.get("list") == "warning":
         limits.append("an index might be opened without its newest part")
     but = f", but {', '.join(limits)}" if limits else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from s3kv.bucket.base import ObjectStore
-from s3kv.cli.choosing import choose_namespace, honours_condition, namespaces
+from s3kv.cli.choosing import carries_index, choose_namespace, namespaces
 from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, bucket_settings, opened
 from s3kv.cli.erasing import Eraser, Survey
 from s3kv.cli.forget_options import ForgetOptions, check_forget
@@ -177,9 +177,9 @@ async def forgotten(
             _refuse_pinned(target)
         targets.append(target)
     if given.yes:
-        # Without a conditional PUT there is no index to tell (docs/adr/0004).
+        # Where the store carries no index there is none to tell (docs/adr/0004).
         to_tell = [target for target in targets if target.hashes and not target.is_empty]
-        if to_tell and await honours_condition(store):
+        if to_tell and await carries_index(store):
             for target in to_tell:
                 await _report_dead(store, target)
         for target in targets:

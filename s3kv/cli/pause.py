@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from s3kv.bucket.base import ObjectStore
 from s3kv.cli.bounds_view import default_pace
-from s3kv.cli.choosing import choose_namespace, namespaces, require_conditional_put
+from s3kv.cli.choosing import choose_namespace, namespaces, require_index
 from s3kv.cli.connection import (
     EXIT_LIMITED,
     EXIT_OK,
@@ -120,7 +120,7 @@ async def change_all(
         bits = tool.follower.pause_bits
         if found is None and change.applied_to(bits) != bits:
             if not is_proved:  # only who writes has to
-                await require_conditional_put(store, uri)
+                await require_index(store, uri)
                 is_proved = True
             rows.append(Row(ns, await _written(tool, change)))
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from s3kv.bucket.base import ObjectStore
-from s3kv.cli.choosing import choose_namespace, namespaces, require_conditional_put
+from s3kv.cli.choosing import choose_namespace, namespaces, require_index
 from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, bucket_settings, opened
 from s3kv.cli.listing import SHORT_ID, IndexView, Unread, read_index, read_namespace
 from s3kv.cli.options import Options
@@ -88,7 +88,7 @@ async def pin_chunks(
             ns = await choose_namespace(store, uri, namespace)
             described = await _described(store, ns)
             chunks = source.chunks(described)
-            await require_conditional_put(store, uri)
+            await require_index(store, uri)
             tell("reading the index")
             tool = IndexTool(store, ns, Clock(), request_timeout_s=REQUEST_TIMEOUT_S)
             await tool.open()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from s3kv.bucket.base import ObjectStore
-from s3kv.cli.choosing import choose_namespace, namespaces, require_conditional_put
+from s3kv.cli.choosing import choose_namespace, namespaces, require_index
 from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, bucket_settings, opened
 from s3kv.cli.listing import SHORT_ID
 from s3kv.cli.options import Options
@@ -54,7 +54,7 @@ async def rebuild(options: Options, namespace: str | None, output: Output) -> in
             chosen = [await choose_namespace(store, uri, namespace)]
         if not chosen:
             raise ConfigError("uri", uri, "no archive under this prefix", "s3kv ls shows what is")
-        await require_conditional_put(store, uri)
+        await require_index(store, uri)
         result = await _rebuild(store, uri, chosen, output)
     output.answer(_document(result), lambda: _show(result, output))
     return result.exit_code

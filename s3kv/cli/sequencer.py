@@ -14,7 +14,7 @@ from typing import Final
 
 from s3kv.bucket.base import ObjectStore
 from s3kv.cli.amounts import byte_count, seconds
-from s3kv.cli.choosing import choose_namespace, namespaces, require_conditional_put
+from s3kv.cli.choosing import choose_namespace, namespaces, require_index
 from s3kv.cli.connection import EXIT_OK, bucket_settings, opened
 from s3kv.cli.listing import SHORT_ID, Unread, read_namespace
 from s3kv.cli.options import Options
@@ -208,7 +208,7 @@ async def sequencer(
     uri = settings.address.uri
     async with opened(settings) as store:
         named = [await choose_namespace(store, uri, name) for name in names] or None
-        await require_conditional_put(store, uri)
+        await require_index(store, uri)
         clock = Clock()
         _tell_beginning(uri, named, limits, clock.unix_s(), output)
         leaders = Leaders(store, clock, limits, named, lambda line: _tell(line, output))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from s3kv.bucket.base import ObjectStore
 from s3kv.bucket.capabilities import PROBE_PREFIX
 from s3kv.bucket.connect import BucketSettings
-from s3kv.cli.choosing import choose_namespace, namespaces, require_conditional_put
+from s3kv.cli.choosing import choose_namespace, namespaces, require_index
 from s3kv.cli.connection import (
     EXIT_OK,
     REQUEST_TIMEOUT_S,
@@ -129,7 +129,7 @@ class Passes:
     async def _begin(self) -> None:
         """What is asked once: a service must not end on it later."""
         if self._wishes.acts:
-            await require_conditional_put(self._store, self._uri, _WITHOUT_INDEX)
+            await require_index(self._store, self._uri, _WITHOUT_INDEX)
         if self._wishes.namespace is not None:
             wanted = self._wishes.namespace
             self._chosen = await choose_namespace(self._store, self._uri, wanted)

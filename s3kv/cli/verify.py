@@ -10,7 +10,7 @@ import random
 
 from s3kv.bucket.base import ObjectStore
 from s3kv.bucket.meter import Meter, Metered
-from s3kv.cli.choosing import choose_namespace, require_conditional_put
+from s3kv.cli.choosing import choose_namespace, require_index
 from s3kv.cli.connection import EXIT_LIMITED, EXIT_OK, bucket_settings, opened
 from s3kv.cli.listing import Unread, read_namespace
 from s3kv.cli.options import Options
@@ -40,7 +40,7 @@ async def verify(options: Options, wishes: VerifyOptions, output: Output) -> int
         store = Metered(plain, meter)
         ns = await choose_namespace(store, uri, wishes.namespace)
         if wishes.yes:  # what is set aside is reported dead
-            await require_conditional_put(store, uri)
+            await require_index(store, uri)
         shape = await _shape(store, ns)
         verification = Verification(
             uri=uri, endpoint_url=settings.endpoint_url, namespace=ns, mode=wishes.mode

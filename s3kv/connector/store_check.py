@@ -84,4 +84,4 @@ def judge(capabilities: Capabilities) -> Verdict:
     """What this store may be used for."""
     if not capabilities.writable:
         return Verdict(read_only="the store refuses writes under this prefix")
-    return Verdict(names_only=not (capabilities.conditional_put and capabilities.deletable))
+    return Verdict(names_only=not capabilities.carries_index)

@@ -326,13 +326,16 @@ def test_abort_while_another_request_waits_for_the_same_load(live: Engine, drive
     prompt = prompt_of(3 * CHUNK_TOKENS, seed=43)
     local = local_answer(live, prompt)
     with gated(live.worker._store, "get_into") as gate:
-        first, second = drive.submit(prompt), drive.submit(prompt)
+        names = [drive.submit(prompt), drive.submit(prompt)]
         drive.step_until(lambda: gate.waiting > 0, "a load under way")
         drive.step()
-        assert drive.status(second) == "WAITING"
-        drive.abort(first)
+        # Whose look-up was answered first loads, and that need not be who came first.
+        loading, waiting = sorted(names, key=drive.status, reverse=True)
+        assert drive.status(loading) == "WAITING_FOR_REMOTE_KVS"
+        assert drive.status(waiting) == "WAITING"
+        drive.abort(loading)
         gate.open()
-        assert drive.finish(second) == [local.token_ids]
+        assert drive.finish(waiting) == [local.token_ids]
 
 
 def test_abort_while_copies_wait_keeps_the_sources_until_they_are_copied(

@@ -193,7 +193,7 @@ async def test_a_service_asks_once_what_the_store_can(capsys: pytest.CaptureFixt
     codes = [await service.report_once() for _ in range(3)]
 
     assert codes == [1, 0, 0]
-    assert "cannot tell whether the store honours If-None-Match" in capsys.readouterr().out
+    assert "cannot tell whether the store can carry an index" in capsys.readouterr().out
     probes = [key for what, key in faulty.calls if what == "create" and PROBE_PREFIX in key]
     asked = len(probes)
     assert await service.report_once() == 0

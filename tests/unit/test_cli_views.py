@@ -170,6 +170,7 @@ class TestDoctor:
         findings = await examine(faulty)
 
         assert findings["delete"].state == findings["clean-up"].state == "warning"
+        assert "without an index" in engine_words(list(findings.values()))
         assert f"prefix/{PROBE_PREFIX}" in findings["clean-up"].remedy
         assert exit_code_of(list(findings.values())) == 1
 

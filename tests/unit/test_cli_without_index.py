@@ -1,4 +1,4 @@
-"""Commands on a store that ignores `If-None-Match`: what writes the index refuses (ADR 0004)."""
+"""Commands on a store that cannot carry an index: what writes the index refuses (ADR 0004)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Final
 import pytest
 
 from s3kv.bucket.base import ObjectStore
+from s3kv.bucket.capabilities import PROBE_PREFIX
+from s3kv.bucket.faults import Fail, Faulty
 from s3kv.bucket.memory import MemoryStore
 from s3kv.cli import pinning, rebuild, sequencer, verify
 from s3kv.cli.forget import Wanted, forgotten
@@ -23,7 +25,7 @@ from s3kv.cli.prompt_options import PromptOptions
 from s3kv.cli.verify_options import VerifyOptions
 from s3kv.core.keys import set_key
 from s3kv.core.pinset import encode_set, make_set
-from s3kv.errors import ConfigError
+from s3kv.errors import ConfigError, Denied
 from tests.fakes.careless_store import CarelessStore
 from tests.fakes.prompt_archive import PromptArchive, prompt_of, token_ids
 from tests.fakes.small_archive import TIMEOUT_S
@@ -66,6 +68,9 @@ async def archive_without_index(store: MemoryStore) -> PromptArchive:
 
 
 @pytest.mark.parametrize(
+    ("refuses_deletes", "says"), [(False, "If-None-Match is ignored"), (True, "no s3:DeleteObject")]
+)
+@pytest.mark.parametrize(
     ("module", "command"),
     [
         ("pinning", run_pin),
@@ -77,11 +82,16 @@ async def archive_without_index(store: MemoryStore) -> PromptArchive:
 async def test_what_writes_the_index_refuses_and_changes_nothing(
     module: str,
     command: Callable[[str], Awaitable[int]],
+    refuses_deletes: bool,
+    says: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = CarelessStore()
-    archive = await archive_without_index(store)
-    before = dict(store.objects)
+    memory = MemoryStore() if refuses_deletes else CarelessStore()
+    archive = await archive_without_index(memory)
+    before = dict(memory.objects)
+    store = Faulty(memory)
+    if refuses_deletes:
+        store.inject(Fail(Denied("no s3:DeleteObject")), "delete", times=None)
 
     @asynccontextmanager
     async def opened(settings: object) -> AsyncIterator[ObjectStore]:
@@ -89,10 +99,10 @@ async def test_what_writes_the_index_refuses_and_changes_nothing(
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"ab" * 32)))
     monkeypatch.setattr(f"s3kv.cli.{module}.opened", opened)
-    with pytest.raises(ConfigError, match=r"If-None-Match is ignored.*s3kv doctor says"):
+    with pytest.raises(ConfigError, match=f"{says}.*s3kv doctor says"):
         await command(archive.namespace.id)
 
-    assert store.objects == before
+    assert {k: v for k, v in memory.objects.items() if not k.startswith(PROBE_PREFIX)} == before
 
 
 async def test_a_prompt_is_forgotten_without_a_report_to_an_index() -> None:
